@@ -1,0 +1,117 @@
+"""A Cluster: the devices a plan may use and the links between them.
+
+Ranks are numbered through ``devices`` in order. Links come in tiers, innermost first: a tier says how many
+neighbouring ranks it joins, so 8 GPUs a node over NVLink and 64 in all over Ethernet are
+
+    tiers=(Tier("NVLink", 8, Link(5e-6, 300e9)), Tier("Ethernet", 64, Link(15e-6, 12e9)))
+
+and single pairs that differ are listed in ``pairs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from autopipe.core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Device:
+    """``count`` equal devices. ``speed`` is relative to the device that the profile was taken on."""
+
+    name: str
+    memory_bytes: int
+    count: int = 1
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UsageError(f"device {self.name!r}: count is {self.count}, it must be at least 1")
+        if self.speed <= 0 or self.memory_bytes <= 0:
+            raise UsageError(f"device {self.name!r}: speed and memory_bytes must be positive")
+
+
+@dataclass(frozen=True)
+class Link:
+    """One way between two ranks: ``latency_s + bytes / bytes_per_s`` a message."""
+
+    latency_s: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if self.latency_s < 0 or self.bytes_per_s <= 0:
+            raise UsageError("a link needs latency_s >= 0 and bytes_per_s > 0")
+
+    def transfer_s(self, size: int) -> float:
+        """Seconds until ``size`` bytes have arrived; nothing to send takes no time."""
+        return self.latency_s + size / self.bytes_per_s if size else 0.0
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A level of the network: groups of ``ranks`` neighbours that ``link`` joins."""
+
+    name: str
+    ranks: int
+    link: Link
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two ranks whose link differs from their tier's, in both directions."""
+
+    first: int
+    second: int
+    link: Link
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices and links. ``origin`` is ``measured`` or ``declared``, with the source where there is one."""
+
+    name: str
+    devices: tuple[Device, ...]
+    tiers: tuple[Tier, ...]
+    pairs: tuple[Pair, ...] = ()
+    origin: str = "declared"
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise UsageError(f"cluster {self.name!r} has no devices")
+        widest = self.tiers[-1].ranks if self.tiers else 1
+        if widest < len(self):
+            raise UsageError(
+                f"cluster {self.name!r} has {len(self)} devices, but its outermost tier joins only {widest}"
+            )
+
+    def __len__(self) -> int:
+        return sum(device.count for device in self.devices)
+
+    def ranks(self) -> Iterator[Device]:
+        """One Device a rank, in rank order."""
+        for device in self.devices:
+            for _ in range(device.count):
+                yield replace(device, count=1)
+
+    def link(self, first: int, second: int) -> Link | None:
+        """The link between two ranks; None inside one rank."""
+        if first == second:
+            return None
+        for pair in self.pairs:
+            if {pair.first, pair.second} == {first, second}:
+                return pair.link
+        return next(tier.link for tier in self.tiers if first // tier.ranks == second // tier.ranks)
+
+    def take(self, count: int) -> Cluster:
+        """The first ``count`` devices. Raises UsageError when there are fewer."""
+        if count < 1 or count > len(self):
+            raise UsageError(
+                f"{count} devices wanted, cluster {self.name!r} has {len(self)}: use --devices 1…{len(self)}"
+            )
+        kept: list[Device] = []
+        for device in self.devices:
+            left = count - sum(d.count for d in kept)
+            if left > 0:
+                kept.append(replace(device, count=min(left, device.count)))
+        return replace(self, devices=tuple(kept))

@@ -1,0 +1,181 @@
+"""Profiles, clusters, plans and timelines as versioned JSON files.
+
+    {"format": "autopipe.plan", "version": 1, …the fields of the dataclass…}
+
+Reading never executes anything. A field that is unknown, missing, of another type, negative where it is a time or a
+size, NaN or infinite is refused with its path; a version of the future is refused by number. Writing goes through a
+temporary file in the same folder, so that a file is whole or as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cattrs
+
+from autopipe.core.cluster import Cluster
+from autopipe.core.errors import AutopipeError, FileError
+from autopipe.core.plan import Plan
+from autopipe.core.profile import Profile
+from autopipe.core.schedule import Action
+from autopipe.core.timeline import Timeline
+
+VERSION = 1
+_FORMATS: dict[type, str] = {
+    Plan: "autopipe.plan",
+    Profile: "autopipe.profile",
+    Cluster: "autopipe.cluster",
+    Timeline: "autopipe.timeline",
+}
+T = TypeVar("T", Plan, Profile, Cluster, Timeline)
+
+
+def write(value: Plan | Profile | Cluster | Timeline, path: str | Path) -> None:
+    """Write the file, whole or not at all. Raises FileError where it cannot be written."""
+    write_text(to_json(value), path)
+
+
+def read(path: str | Path, kind: type[T]) -> T:
+    """Read a file of one kind. Raises FileError that names the file, the field and what to do."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileError(f"{path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path} cannot be read: {error}") from None
+    return from_json(text, kind, str(path))
+
+
+def load(path: str | Path) -> Plan:
+    """The Plan in a file, as ``autopipe.load``. Raises FileError that names the file, the field and what to do."""
+    return read(path, Plan)
+
+
+def write_text(text: str, path: str | Path) -> None:
+    """Replace a file's content in one step. Raises FileError where it cannot be written."""
+    target = Path(path)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            os.chmod(name, 0o644)
+            os.replace(name, target)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def to_json(value: Plan | Profile | Cluster | Timeline) -> str:
+    """The file's text."""
+    head = {"format": _FORMATS[type(value)], "version": VERSION}
+    return json.dumps(head | plain(value), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, tuples and mappings as JSON holds them; actions as their text."""
+    if isinstance(value, Action):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: plain(item) for name, item in zip(value._fields, value, strict=True)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return value
+
+
+def from_json(text: str, kind: type[T], where: str = "the text") -> T:
+    """The value that a file's text holds. ``where`` is what messages call it. Raises FileError."""
+    content = _parsed(text, where)
+    _check_head(content, kind, where)
+    for path, problem in _bad_numbers(content, "$"):
+        raise FileError(f"{where}: {path} {problem}")
+    body = {key: value for key, value in content.items() if key not in ("format", "version")}
+    try:
+        return _CONVERTER.structure(body, kind)
+    except cattrs.BaseValidationError as error:
+        raise FileError(f"{where}: {'; '.join(cattrs.transform_error(error, format_exception=_said)[:3])}") from None
+    except AutopipeError as error:
+        raise FileError(f"{where}: {error}") from None
+
+
+def _parsed(text: str, where: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FileError(
+            f"{where} is not whole JSON (line {error.lineno}, column {error.colno}: {error.msg}): write it again"
+        ) from None
+    except RecursionError:
+        raise FileError(f"{where} is nested too deeply") from None
+    if not isinstance(content, dict):
+        raise FileError(f"{where} holds a {type(content).__name__}, not an object")
+    return content
+
+
+def _check_head(content: dict[str, Any], kind: type, where: str) -> None:
+    wanted, found, version = _FORMATS[kind], content.get("format"), content.get("version")
+    if found != wanted:
+        raise FileError(f"{where} has format {found!r}, {wanted!r} is needed")
+    if type(version) is not int or version < 1:
+        raise FileError(f"{where} has version {version!r}, a number from 1 to {VERSION} is needed")
+    if version > VERSION:
+        raise FileError(f"{where} has version {version}, this autopipe reads up to {VERSION}: install a newer one")
+
+
+def _bad_numbers(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Where a number is not finite, or negative though it is a time or a size."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            number = isinstance(item, int | float) and not isinstance(item, bool)
+            if number and item < 0 and (key.endswith(("_s", "bytes")) or key in ("parameters", "spread", "noise")):
+                yield f"{path}.{key}", f"is {item}, it cannot be negative"
+            yield from _bad_numbers(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _bad_numbers(item, f"{path}[{index}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield path, f"is {value}, it must be a finite number"
+
+
+def _said(error: BaseException, kind: type | None) -> str:
+    if isinstance(error, cattrs.ForbiddenExtraKeysError):
+        return f"unknown field {', '.join(sorted(map(repr, error.extra_fields)))}"
+    if isinstance(error, KeyError):
+        return f"field {error} is missing"
+    return str(error)
+
+
+def _strict(value: Any, kind: Any) -> Any:
+    """Primitives as they are: no text for a number, no fraction for a count."""
+    if type(value) is kind or (kind is float and type(value) is int):
+        return kind(value)
+    raise TypeError(f"must be {kind.__name__}, not {type(value).__name__} {value!r}")
+
+
+def _dimension(value: Any, _: Any) -> int | str:
+    return value if type(value) is int else str(_strict(value, str))
+
+
+def _converter() -> cattrs.Converter:
+    converter = cattrs.Converter(forbid_extra_keys=True, unstruct_collection_overrides={})
+    for primitive in (int, float, str, bool):
+        converter.register_structure_hook(primitive, _strict)
+    converter.register_structure_hook(int | str, _dimension)
+    converter.register_structure_hook(Action, lambda value, _: Action.parse(_strict(value, str)))
+    return converter
+
+
+_CONVERTER = _converter()

@@ -1,0 +1,188 @@
+"""A Plan: who runs what, when. Plain data with a file of its own (core/files.py); nothing in it is executed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autopipe.core.cluster import Link
+from autopipe.core.errors import UsageError
+from autopipe.core.profile import Edge, content_digest
+from autopipe.core.schedule import Action, Schedule
+from autopipe.core.stage import StageCost
+
+if TYPE_CHECKING:
+    from autopipe.runtime.pipeline import Pipeline
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """The model file: its path relative to the plan's folder, the builder in it, and the SHA-256 of its bytes.
+
+    ``path`` is None for a model that was handed over in memory, or known by its profile only.
+    """
+
+    name: str
+    path: str | None = None
+    builder: str = "build_model"
+    digest: str | None = None
+
+
+@dataclass(frozen=True)
+class FileRef:
+    """A profile or cluster that the plan was made from. ``path`` is None when it was never a file."""
+
+    digest: str
+    path: str | None = None
+
+
+@dataclass(frozen=True)
+class ScheduleTable:
+    """A Schedule as the file holds it: actions as text, a list a rank."""
+
+    name: str
+    placement: tuple[int, ...]
+    order: tuple[tuple[str, ...], ...]
+    executor: str = "torch"
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> ScheduleTable:
+        """The table of a schedule."""
+        order = tuple(tuple(map(str, row)) for row in schedule.order)
+        return cls(schedule.name, schedule.placement, order, schedule.executor)
+
+    def parsed(self) -> Schedule:
+        """The schedule again. Raises ScheduleError for text that is not an action."""
+        order = tuple(tuple(Action.parse(text) for text in row) for row in self.order)
+        return Schedule(self.name, self.placement, order, self.executor)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: the layers ``start`` to ``stop`` (excluded), by number and name, its rank, cost and boundaries.
+
+    ``layers`` are the names, ``modules`` all module paths in them. ``recompute`` names the layers that keep only
+    their inputs. ``receives`` and ``sends`` list every value that crosses, in the order on the wire.
+    """
+
+    index: int
+    rank: int
+    start: int
+    stop: int
+    layers: tuple[str, ...]
+    modules: tuple[str, ...]
+    costs: StageCost
+    receives: tuple[Edge, ...] = ()
+    sends: tuple[Edge, ...] = ()
+    recompute: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TiedParameter:
+    """A parameter that more than one stage holds."""
+
+    name: str
+    stages: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the plan is expected to do. ``idle`` = 1 − work / (ranks × step); bytes are per rank."""
+
+    step_s: float
+    samples_per_s: float
+    idle: float
+    peak_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Another way, and why it was not chosen. Numbers are None where it cannot run at all."""
+
+    what: str
+    reason: str
+    step_s: float | None = None
+    idle: float | None = None
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that running the plan needs, and what was expected of it.
+
+    ``global_batch = micro_batch × micro_batches × replicas``. ``hops[s]`` is the link from stage s to s + 1, None
+    inside a rank. ``memory_limit_bytes`` is what a rank may use, headroom taken off. ``lower_bound_s`` holds for
+    every plan in the space that was searched; ``gap`` = step / bound − 1.
+    """
+
+    model: ModelRef
+    profile: FileRef
+    cluster: FileRef
+    device: str
+    dtype: str
+    threads: int
+    optimizer: str
+    global_batch: int
+    micro_batch: int
+    micro_batches: int
+    depth: int
+    replicas: int
+    stages_per_rank: int
+    schedule: ScheduleTable
+    stages: tuple[Stage, ...]
+    hops: tuple[Link | None, ...]
+    ties: tuple[TiedParameter, ...]
+    overhead_s: float
+    memory_limit_bytes: tuple[int, ...]
+    predicted: Prediction
+    lower_bound_s: float
+    gap: float
+    limited_by: str
+    noise: float = 0.0
+    rejected: tuple[Rejected, ...] = ()
+    notes: tuple[str, ...] = ()
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        product = self.micro_batch * self.micro_batches * self.replicas
+        if product != self.global_batch:
+            raise UsageError(
+                f"plan: global_batch is {self.global_batch}, but micro_batch × micro_batches × replicas = {product}"
+            )
+        layers = [(stage.start, stage.stop) for stage in self.stages]
+        if [a for a, _ in layers] != [0, *(b for _, b in layers[:-1])] or any(a >= b for a, b in layers):
+            raise UsageError(f"plan: the stages' layers {layers} do not follow one another without gaps")
+        if len(self.schedule.placement) != len(self.stages):
+            raise UsageError(
+                f"plan: the schedule places {len(self.schedule.placement)} stages, the plan has {len(self.stages)}"
+            )
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The first layer of every stage but the first."""
+        return tuple(stage.start for stage in self.stages[1:])
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the plan's content."""
+        return content_digest(asdict(self))
+
+    def save(self, path: str | Path) -> None:
+        """Write plan.json, whole or not at all. Raises FileError where it cannot be written."""
+        from autopipe.core import files
+
+        files.write(self, path)
+
+    def build(self, model: Any, loss_fn: Any, **options: Any) -> Pipeline:
+        """This rank's part of the pipeline, under torchrun; see runtime.pipeline.Pipeline."""
+        from autopipe.runtime.pipeline import Pipeline
+
+        return Pipeline(self, model, loss_fn, **options)
+
+    def __str__(self) -> str:
+        from autopipe.report.terminal import plan_text
+
+        return plan_text(self)

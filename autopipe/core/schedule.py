@@ -1,0 +1,192 @@
+"""A Schedule is a table: for each rank, the compute actions it runs, in order.
+
+1F1B on two ranks with three micro-batches (F forward, B backward):
+
+    rank 0   0F0 0F1 0B0 0F2 0B1 0B2
+    rank 1   1F0 1B0 1F1 1B1 1F2 1B2
+
+Communication is not in the table: the runtime adds it. ``validate`` is in core/validation.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from autopipe.core.errors import ScheduleError, UsageError
+
+_ACTION = re.compile(r"(\d+)(F|B|I|W|O)(\d+)\Z")
+
+
+class Op(str, Enum):
+    """What an action does. B is I (input gradient) and W (weight gradient) in one."""
+
+    F = "F"
+    B = "B"
+    I = "I"
+    W = "W"
+    O = "O"
+
+
+class Action(NamedTuple):
+    """One stage, one operation, one micro-batch. Its text is torch's: ``2F0``."""
+
+    stage: int
+    op: Op
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.op.value}{self.micro_batch}"
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """The action that ``2F0`` names. Raises ScheduleError for anything else."""
+        match = _ACTION.match(text.strip())
+        if match is None:
+            raise ScheduleError(f"{text!r} is not an action: write stage, one of F B I W O, micro-batch, as in 2F0")
+        return cls(int(match.group(1)), Op(match.group(2)), int(match.group(3)))
+
+
+Order = tuple[tuple[Action, ...], ...]
+"""For each rank, its actions in order."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a schedule is asked for: ranks, micro-batches, and which rank holds each stage."""
+
+    ranks: int
+    micro_batches: int
+    placement: tuple[int, ...]
+
+    @property
+    def stages(self) -> int:
+        """How many stages there are."""
+        return len(self.placement)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that a rank holds, ascending."""
+        return tuple(stage for stage, where in enumerate(self.placement) if where == rank)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An action table and where its stages live. ``executor`` is ``torch`` (flushes every step) or ``own``."""
+
+    name: str
+    placement: tuple[int, ...]
+    order: Order
+    executor: str = "torch"
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks take part."""
+        return len(self.order)
+
+    @property
+    def stages(self) -> int:
+        """How many stages there are."""
+        return len(self.placement)
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches the table runs."""
+        return 1 + max((action.micro_batch for row in self.order for action in row), default=-1)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether any backward is split into I and W."""
+        return any(action.op is Op.I for row in self.order for action in row)
+
+    def grid(self) -> str:
+        """The table as text, a row a rank."""
+        return "\n".join(f"rank {rank}   {' '.join(map(str, row))}" for rank, row in enumerate(self.order))
+
+
+class StageTimes(NamedTuple):
+    """Seconds that one micro-batch takes in a stage: what a schedule made for uneven stages looks at."""
+
+    forward_s: float
+    backward_s: float
+    input_grad_s: float
+    weight_grad_s: float
+
+
+Maker = Callable[[Shape, Sequence[StageTimes]], Order]
+"""A schedule's function: shape and stage times in, compute actions out. Must not depend on anything else."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A named way to order actions.
+
+    ``placement`` is ``loop`` (stage s on rank s mod p) or ``v`` (rank r holds r and 2p−1−r). ``stages_per_rank``
+    lists the only numbers it takes, () meaning any. ``refuses`` says why a shape is impossible, or nothing.
+    """
+
+    name: str
+    make: Maker
+    placement: str
+    stages_per_rank: tuple[int, ...]
+    refuses: Callable[[Shape], str | None]
+    aliases: tuple[str, ...] = ()
+
+    def place(self, ranks: int, stages_per_rank: int = 1) -> tuple[int, ...]:
+        """Which rank holds each stage. Raises UsageError for a number of stages that it does not take."""
+        if self.stages_per_rank and stages_per_rank not in self.stages_per_rank:
+            allowed = " or ".join(map(str, self.stages_per_rank))
+            raise UsageError(f"{self.name} takes {allowed} stages a rank, not {stages_per_rank}")
+        if self.placement == "v":
+            return tuple(range(ranks)) + tuple(reversed(range(ranks)))
+        return tuple(stage % ranks for stage in range(ranks * stages_per_rank))
+
+    def schedule(
+        self, ranks: int, micro_batches: int, *, stages_per_rank: int = 1, times: Sequence[StageTimes] = ()
+    ) -> Schedule:
+        """The table for a shape. Raises UsageError when the shape is impossible, with the reason."""
+        shape = Shape(ranks, micro_batches, self.place(ranks, stages_per_rank))
+        reason = self.refuses(shape)
+        if reason:
+            raise UsageError(f"{self.name} cannot run {micro_batches} micro-batches on {ranks} ranks: {reason}")
+        uniform = [StageTimes(1.0, 2.0, 1.0, 1.0)] * shape.stages
+        return Schedule(self.name, shape.placement, self.make(shape, times or uniform))
+
+
+_KINDS: dict[str, Kind] = {}
+_ALIASES: dict[str, str] = {}
+
+
+def schedule(
+    name: str,
+    *,
+    placement: str = "loop",
+    stages_per_rank: Iterable[int] = (1,),
+    refuses: Callable[[Shape], str | None] = lambda shape: None,
+    aliases: Iterable[str] = (),
+) -> Callable[[Maker], Maker]:
+    """Register a function as the schedule ``name``; see Kind for the arguments."""
+
+    def register(make: Maker) -> Maker:
+        kind = Kind(name, make, placement, tuple(stages_per_rank), refuses, tuple(aliases))
+        _KINDS[name] = kind
+        _ALIASES.update({spelling.lower(): name for spelling in (name, *kind.aliases)})
+        return make
+
+    return register
+
+
+def kinds() -> tuple[Kind, ...]:
+    """All registered schedules, by name. Importing autopipe.schedules registers the shipped ones."""
+    return tuple(_KINDS[name] for name in sorted(_KINDS))
+
+
+def kind(name: str) -> Kind:
+    """The schedule of that name or alias, in any case. Raises UsageError with the known names."""
+    try:
+        return _KINDS[_ALIASES[name.lower()]]
+    except KeyError:
+        known = ", ".join(k.name for k in kinds())
+        raise UsageError(f"schedule {name!r} is not known: use one of {known}") from None

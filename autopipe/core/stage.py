@@ -1,0 +1,112 @@
+"""What a range of layers costs when it becomes a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from autopipe.core.profile import OPTIMIZER_STATE, Edge, LayerCost, Profile
+from autopipe.core.schedule import StageTimes
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Seconds and bytes of one stage, for one micro-batch where that makes a difference.
+
+    ``receive_bytes`` and ``send_bytes`` are the activations over its two boundaries; ``receive_grad_bytes`` and
+    ``send_grad_bytes`` the gradients that come back for what it sent, and that it returns for what it received.
+    """
+
+    forward_s: float
+    backward_s: float
+    input_grad_s: float
+    weight_grad_s: float
+    optimizer_s: float
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    buffer_bytes: int
+    held_after_forward_bytes: int
+    held_after_input_grad_bytes: int
+    workspace_bytes: int
+    receive_bytes: int = 0
+    send_bytes: int = 0
+    receive_grad_bytes: int = 0
+    send_grad_bytes: int = 0
+
+    @property
+    def times(self) -> StageTimes:
+        """The part that a schedule looks at."""
+        return StageTimes(self.forward_s, self.backward_s, self.input_grad_s, self.weight_grad_s)
+
+    @property
+    def static_bytes(self) -> int:
+        """Parameters, gradients, optimizer state and buffers: there from the first step to the last."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.buffer_bytes
+
+    def buffers_bytes(self, micro_batches: int) -> int:
+        """Receive buffers: torch's runtime makes those of every micro-batch before the first one."""
+        return micro_batches * (self.receive_bytes + self.receive_grad_bytes)
+
+
+def _bytes(edges: tuple[Edge, ...], micro_batch: int, *, gradients: bool = False) -> int:
+    return sum(edge.bytes(micro_batch) for edge in edges if edge.needs_gradient or not gradients)
+
+
+def _recomputed(profile: Profile, index: int, cost: LayerCost, micro_batch: int) -> LayerCost:
+    """The cost of a layer that keeps only its inputs and runs its forward again before its backward."""
+    made_before = [e for e in profile.edges if e.producer is not None and e.producer < index and index in e.consumers]
+    inputs = sum(edge.bytes(micro_batch) for edge in made_before)
+    return replace(
+        cost,
+        backward_s=cost.backward_s + cost.forward_s,
+        input_grad_s=cost.input_grad_s + cost.forward_s,
+        held_after_forward_bytes=min(inputs, cost.held_after_forward_bytes),
+        held_after_input_grad_bytes=cost.held_after_input_grad_bytes,
+        workspace_bytes=cost.workspace_bytes + cost.held_after_forward_bytes,
+    )
+
+
+def stage_cost(
+    profile: Profile,
+    start: int,
+    stop: int,
+    micro_batch: int,
+    *,
+    speed: float = 1.0,
+    optimizer: str | None = None,
+    recompute: Collection[int] = (),
+) -> StageCost:
+    """The cost of layers ``start`` to ``stop`` (excluded) on a device ``speed`` times the profiled one.
+
+    ``recompute`` names the layers whose activations are not kept. A parameter that several of the layers read
+    is counted once.
+    """
+    layers = profile.layers[start:stop]
+    costs = [
+        _recomputed(profile, i, cost, micro_batch) if i in recompute else cost
+        for i, cost in enumerate(profile.at(micro_batch)[start:stop], start)
+    ]
+    twice = sum(tie.bytes * max(0, sum(start <= n < stop for n in tie.layers) - 1) for tie in profile.ties)
+    parameters = sum(layer.parameter_bytes for layer in layers) - twice
+    gradients = sum(layer.gradient_bytes for layer in layers) - twice
+    incoming = profile.crossing(start) if start else ()
+    outgoing = profile.crossing(stop) if stop < len(profile.layers) else ()
+    return StageCost(
+        forward_s=sum(cost.forward_s for cost in costs) / speed,
+        backward_s=sum(cost.backward_s for cost in costs) / speed,
+        input_grad_s=sum(cost.input_grad_s for cost in costs) / speed,
+        weight_grad_s=sum(cost.weight_grad_s for cost in costs) / speed,
+        optimizer_s=sum(cost.optimizer_s for cost in costs) / speed,
+        parameter_bytes=parameters,
+        gradient_bytes=gradients,
+        optimizer_bytes=gradients * OPTIMIZER_STATE[optimizer or profile.optimizer],
+        buffer_bytes=sum(layer.buffer_bytes for layer in layers),
+        held_after_forward_bytes=sum(cost.held_after_forward_bytes for cost in costs),
+        held_after_input_grad_bytes=sum(cost.held_after_input_grad_bytes for cost in costs),
+        workspace_bytes=max((cost.workspace_bytes for cost in costs), default=0),
+        receive_bytes=_bytes(incoming, micro_batch),
+        send_bytes=_bytes(outgoing, micro_batch),
+        receive_grad_bytes=_bytes(outgoing, micro_batch, gradients=True),
+        send_grad_bytes=_bytes(incoming, micro_batch, gradients=True),
+    )
