@@ -13,7 +13,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from autopipe.core.errors import AutopipeError, FileError
 from autopipe.core.plan import Plan
 from autopipe.core.profile import Profile
 from autopipe.core.schedule import Action
-from autopipe.core.timeline import Timeline
+from autopipe.core.timeline import Memory, Span, Timeline
 
 VERSION = 1
 _FORMATS: dict[type, str] = {
@@ -82,13 +82,11 @@ def to_json(value: Plan | Profile | Cluster | Timeline) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, tuples and mappings as JSON holds them; actions as their text."""
+    """Dataclasses, tuples and mappings as JSON holds them; actions as their text, spans as short lists."""
     if isinstance(value, Action):
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {name: plain(item) for name, item in zip(value._fields, value, strict=True)}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
@@ -169,12 +167,25 @@ def _dimension(value: Any, _: Any) -> int | str:
     return value if type(value) is int else str(_strict(value, str))
 
 
+def _row(*kinds: type) -> Callable[[Any, Any], Any]:
+    """A hook for a NamedTuple that the file holds as a list of its fields."""
+
+    def structure(value: Any, row: Any) -> Any:
+        if not isinstance(value, list) or len(value) != len(kinds):
+            raise TypeError(f"must be a list of {len(kinds)}: {', '.join(row._fields)}")
+        return row(*(_CONVERTER.structure(item, kind) for item, kind in zip(value, kinds, strict=True)))
+
+    return structure
+
+
 def _converter() -> cattrs.Converter:
-    converter = cattrs.Converter(forbid_extra_keys=True, unstruct_collection_overrides={})
+    converter = cattrs.Converter(forbid_extra_keys=True)
     for primitive in (int, float, str, bool):
         converter.register_structure_hook(primitive, _strict)
     converter.register_structure_hook(int | str, _dimension)
     converter.register_structure_hook(Action, lambda value, _: Action.parse(_strict(value, str)))
+    converter.register_structure_hook(Span, _row(int, Action, float, float))
+    converter.register_structure_hook(Memory, _row(float, int))
     return converter
 
 
