@@ -34,14 +34,19 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """One way between two ranks: ``latency_s + bytes / bytes_per_s`` a message."""
+    """One way between two ranks: ``latency_s + bytes / bytes_per_s`` a message.
+
+    ``late_s`` is what a receiver waits that asks for a message only after it was sent, while the sender computes:
+    until the sender is interrupted to hand it over.
+    """
 
     latency_s: float
     bytes_per_s: float
+    late_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.latency_s < 0 or self.bytes_per_s <= 0:
-            raise UsageError("a link needs latency_s >= 0 and bytes_per_s > 0")
+        if self.latency_s < 0 or self.late_s < 0 or self.bytes_per_s <= 0:
+            raise UsageError("a link needs latency_s >= 0, late_s >= 0 and bytes_per_s > 0")
 
     def transfer_s(self, size: int) -> float:
         """Seconds until ``size`` bytes have arrived; nothing to send takes no time."""

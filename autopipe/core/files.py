@@ -1,4 +1,4 @@
-"""Profiles, clusters, plans and timelines as versioned JSON files.
+"""Profiles, clusters, plans, timelines and check results as versioned JSON files.
 
     {"format": "autopipe.plan", "version": 1, …the fields of the dataclass…}
 
@@ -16,14 +16,16 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 import cattrs
+from cattrs.cols import homogenous_tuple_structure_factory
 
 from autopipe.core.cluster import Cluster
 from autopipe.core.errors import AutopipeError, FileError
 from autopipe.core.plan import Plan
 from autopipe.core.profile import Profile
+from autopipe.core.result import CheckResult
 from autopipe.core.schedule import Action
 from autopipe.core.timeline import Memory, Span, Timeline
 
@@ -33,11 +35,12 @@ _FORMATS: dict[type, str] = {
     Profile: "autopipe.profile",
     Cluster: "autopipe.cluster",
     Timeline: "autopipe.timeline",
+    CheckResult: "autopipe.check",
 }
-T = TypeVar("T", Plan, Profile, Cluster, Timeline)
+T = TypeVar("T", Plan, Profile, Cluster, Timeline, CheckResult)
 
 
-def write(value: Plan | Profile | Cluster | Timeline, path: str | Path) -> None:
+def write(value: Plan | Profile | Cluster | Timeline | CheckResult, path: str | Path) -> None:
     """Write the file, whole or not at all. Raises FileError where it cannot be written."""
     write_text(to_json(value), path)
 
@@ -58,6 +61,11 @@ def load(path: str | Path) -> Plan:
     return read(path, Plan)
 
 
+def check_path(plan: str | Path) -> Path:
+    """Where the result of checking a plan file lies: ``plan.check.json`` beside ``plan.json``."""
+    return Path(plan).with_suffix(".check.json")
+
+
 def write_text(text: str, path: str | Path) -> None:
     """Replace a file's content in one step. Raises FileError where it cannot be written."""
     target = Path(path)
@@ -75,7 +83,7 @@ def write_text(text: str, path: str | Path) -> None:
         raise FileError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def to_json(value: Plan | Profile | Cluster | Timeline) -> str:
+def to_json(value: Plan | Profile | Cluster | Timeline | CheckResult) -> str:
     """The file's text."""
     head = {"format": _FORMATS[type(value)], "version": VERSION}
     return json.dumps(head | plain(value), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
@@ -118,6 +126,8 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
         ) from None
     except RecursionError:
         raise FileError(f"{where} is nested too deeply") from None
+    except ValueError as error:  # a whole number of thousands of digits
+        raise FileError(f"{where} cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise FileError(f"{where} holds a {type(content).__name__}, not an object")
     return content
@@ -133,19 +143,19 @@ def _check_head(content: dict[str, Any], kind: type, where: str) -> None:
         raise FileError(f"{where} has version {version}, this autopipe reads up to {VERSION}: install a newer one")
 
 
-def _bad_numbers(value: Any, path: str) -> Iterator[tuple[str, str]]:
+def _bad_numbers(value: Any, path: str, quantity: bool = False) -> Iterator[tuple[str, str]]:
     """Where a number is not finite, or negative though it is a time or a size."""
     if isinstance(value, dict):
         for key, item in value.items():
-            number = isinstance(item, int | float) and not isinstance(item, bool)
-            if number and item < 0 and (key.endswith(("_s", "bytes")) or key in ("parameters", "spread", "noise")):
-                yield f"{path}.{key}", f"is {item}, it cannot be negative"
-            yield from _bad_numbers(item, f"{path}.{key}")
+            quantity = key.endswith(("_s", "bytes")) or key in ("memory", "parameters", "spread", "noise")
+            yield from _bad_numbers(item, f"{path}.{key}", quantity)
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _bad_numbers(item, f"{path}[{index}]")
+            yield from _bad_numbers(item, f"{path}[{index}]", quantity)
     elif isinstance(value, float) and not math.isfinite(value):
         yield path, f"is {value}, it must be a finite number"
+    elif quantity and isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
+        yield path, f"is {value}, it cannot be negative"
 
 
 def _said(error: BaseException, kind: type | None) -> str:
@@ -153,7 +163,7 @@ def _said(error: BaseException, kind: type | None) -> str:
         return f"unknown field {', '.join(sorted(map(repr, error.extra_fields)))}"
     if isinstance(error, KeyError):
         return f"field {error} is missing"
-    return str(error)
+    return str(error).partition("\n")[0]  # a schedule's error goes on with its table
 
 
 def _strict(value: Any, kind: Any) -> Any:
@@ -178,10 +188,25 @@ def _row(*kinds: type) -> Callable[[Any, Any], Any]:
     return structure
 
 
+def _is_tuple(kind: Any) -> bool:
+    return get_origin(kind) is tuple
+
+
+def _list_only(kind: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
+    """A hook for tuples that takes nothing but a list: text and objects can be iterated, too."""
+    structure = homogenous_tuple_structure_factory(kind, converter)
+
+    def strict(value: Any, kind: Any) -> Any:
+        return structure(_strict(value, list), kind)
+
+    return strict
+
+
 def _converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=True)
     for primitive in (int, float, str, bool):
         converter.register_structure_hook(primitive, _strict)
+    converter.register_structure_hook_factory(_is_tuple, _list_only)
     converter.register_structure_hook(int | str, _dimension)
     converter.register_structure_hook(Action, lambda value, _: Action.parse(_strict(value, str)))
     converter.register_structure_hook(Span, _row(int, Action, float, float))

@@ -12,6 +12,7 @@ from autopipe.core.errors import UsageError
 from autopipe.core.profile import Edge, content_digest
 from autopipe.core.schedule import Action, Schedule
 from autopipe.core.stage import StageCost
+from autopipe.core.validation import validate
 
 if TYPE_CHECKING:
     from autopipe.runtime.pipeline import Pipeline
@@ -115,7 +116,8 @@ class Plan:
 
     ``global_batch = micro_batch × micro_batches × replicas``. ``hops[s]`` is the link from stage s to s + 1, None
     inside a rank. ``memory_limit_bytes`` is what a rank may use, headroom taken off. ``lower_bound_s`` holds for
-    every plan in the space that was searched; ``gap`` = step / bound − 1.
+    every plan in the space that was searched; ``gap`` = step / bound − 1. Parts that contradict each other raise
+    UsageError, and a table that cannot run ScheduleError.
     """
 
     model: ModelRef
@@ -155,10 +157,15 @@ class Plan:
         layers = [(stage.start, stage.stop) for stage in self.stages]
         if [a for a, _ in layers] != [0, *(b for _, b in layers[:-1])] or any(a >= b for a, b in layers):
             raise UsageError(f"plan: the stages' layers {layers} do not follow one another without gaps")
-        if len(self.schedule.placement) != len(self.stages):
-            raise UsageError(
-                f"plan: the schedule places {len(self.schedule.placement)} stages, the plan has {len(self.stages)}"
-            )
+        if tuple(stage.rank for stage in self.stages) != self.schedule.placement:
+            raise UsageError("plan: the stages and their ranks are not those of the schedule's placement")
+        if len(self.hops) != len(self.stages) - 1:
+            raise UsageError(f"plan: {len(self.stages)} stages need {len(self.stages) - 1} hops, not {len(self.hops)}")
+        if len(self.schedule.order) != self.depth:
+            raise UsageError(f"plan: depth is {self.depth}, but the schedule has {len(self.schedule.order)} ranks")
+        if len(self.memory_limit_bytes) < self.depth or len(self.predicted.peak_bytes) < self.depth:
+            raise UsageError(f"plan: {self.depth} ranks, but a memory limit or a predicted peak is missing for some")
+        validate(self.schedule.parsed())
 
     @property
     def cuts(self) -> tuple[int, ...]:

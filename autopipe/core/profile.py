@@ -64,6 +64,12 @@ class Edge:
     dtype: str
     needs_gradient: bool = True
 
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            known = ", ".join(DTYPE_BYTES)
+            raise UsageError(f"edge {self.name!r}: dtype {self.dtype!r} is not known: use one of {known}")
+        self.sizes(1)
+
     def sizes(self, micro_batch: int) -> tuple[int, ...]:
         """The shape at a micro-batch size."""
         return tuple(_size(dim, micro_batch) for dim in self.shape)
@@ -74,9 +80,9 @@ class Edge:
 
 
 def _size(dim: int | str, micro_batch: int) -> int:
-    if isinstance(dim, int):
+    if isinstance(dim, int) and dim >= 0:
         return dim
-    factor, star, symbol = dim.rpartition("*")
+    factor, star, symbol = str(dim).rpartition("*")
     if symbol != "b" or (star and not factor.isdecimal()):
         raise UsageError(f"{dim!r} is not a dimension: write a number, b, or a multiple such as 128*b")
     return (int(factor) if star else 1) * micro_batch

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 from autopipe.core.errors import ScheduleError, UsageError
@@ -29,6 +30,8 @@ class Op(str, Enum):
     I = "I"
     W = "W"
     O = "O"
+
+    __hash__ = str.__hash__  # Enum's own is a slow Python function, and actions are looked up by the million
 
 
 class Action(NamedTuple):
@@ -91,7 +94,7 @@ class Schedule:
         """How many stages there are."""
         return len(self.placement)
 
-    @property
+    @cached_property
     def micro_batches(self) -> int:
         """How many micro-batches the table runs."""
         return 1 + max((action.micro_batch for row in self.order for action in row), default=-1)
@@ -134,9 +137,13 @@ class Kind:
     refuses: Callable[[Shape], str | None]
     aliases: tuple[str, ...] = ()
 
+    def takes(self, stages_per_rank: int) -> bool:
+        """Whether it can run with so many stages on a rank."""
+        return not self.stages_per_rank or stages_per_rank in self.stages_per_rank
+
     def place(self, ranks: int, stages_per_rank: int = 1) -> tuple[int, ...]:
         """Which rank holds each stage. Raises UsageError for a number of stages that it does not take."""
-        if self.stages_per_rank and stages_per_rank not in self.stages_per_rank:
+        if not self.takes(stages_per_rank):
             allowed = " or ".join(map(str, self.stages_per_rank))
             raise UsageError(f"{self.name} takes {allowed} stages a rank, not {stages_per_rank}")
         if self.placement == "v":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from autopipe.core.profile import OPTIMIZER_STATE, Edge, LayerCost, Profile
+from autopipe.core.profile import OPTIMIZER_STATE, Edge, LayerCost, Profile, Tie
 from autopipe.core.schedule import StageTimes
 
 
@@ -45,16 +45,23 @@ class StageCost:
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.buffer_bytes
 
     def buffers_bytes(self, micro_batches: int) -> int:
-        """Receive buffers: torch's runtime makes those of every micro-batch before the first one."""
-        return micro_batches * (self.receive_bytes + self.receive_grad_bytes)
+        """What is received and sent: torch's runtime makes the receive buffers of every micro-batch before the first
+        one, and keeps every tensor that it sends until the step's end."""
+        activations = self.receive_bytes + self.send_bytes
+        return micro_batches * (activations + self.receive_grad_bytes + self.send_grad_bytes)
 
 
 def _bytes(edges: tuple[Edge, ...], micro_batch: int, *, gradients: bool = False) -> int:
     return sum(edge.bytes(micro_batch) for edge in edges if edge.needs_gradient or not gradients)
 
 
-def _recomputed(profile: Profile, index: int, cost: LayerCost, micro_batch: int) -> LayerCost:
-    """The cost of a layer that keeps only its inputs and runs its forward again before its backward."""
+def recomputed(profile: Profile, index: int, cost: LayerCost, micro_batch: int) -> LayerCost:
+    """The cost of a layer that keeps only its inputs and runs its forward again before its backward.
+
+    The last layer keeps what it held: that is the model's output and the loss's, which run once.
+    """
+    if index == len(profile.layers) - 1:
+        return cost
     made_before = [e for e in profile.edges if e.producer is not None and e.producer < index and index in e.consumers]
     inputs = sum(edge.bytes(micro_batch) for edge in made_before)
     return replace(
@@ -65,6 +72,14 @@ def _recomputed(profile: Profile, index: int, cost: LayerCost, micro_batch: int)
         held_after_input_grad_bytes=cost.held_after_input_grad_bytes,
         workspace_bytes=cost.workspace_bytes + cost.held_after_forward_bytes,
     )
+
+
+def tied_optimizer_s(costs: Sequence[LayerCost], profile: Profile, tie: Tie) -> float:
+    """The seconds of a tied parameter's optimizer step, which each of its layers' costs includes.
+
+    They are its part of the layer's bytes, by the layer where that is least.
+    """
+    return min(costs[n].optimizer_s * tie.bytes / max(profile.layers[n].gradient_bytes, 1) for n in tie.layers)
 
 
 def stage_cost(
@@ -84,10 +99,14 @@ def stage_cost(
     """
     layers = profile.layers[start:stop]
     costs = [
-        _recomputed(profile, i, cost, micro_batch) if i in recompute else cost
+        recomputed(profile, i, cost, micro_batch) if i in recompute else cost
         for i, cost in enumerate(profile.at(micro_batch)[start:stop], start)
     ]
     twice = sum(tie.bytes * max(0, sum(start <= n < stop for n in tie.layers) - 1) for tie in profile.ties)
+    optimizer_s = sum(cost.optimizer_s for cost in costs) - sum(
+        tied_optimizer_s(profile.at(micro_batch), profile, tie) * max(0, sum(start <= n < stop for n in tie.layers) - 1)
+        for tie in profile.ties
+    )
     parameters = sum(layer.parameter_bytes for layer in layers) - twice
     gradients = sum(layer.gradient_bytes for layer in layers) - twice
     incoming = profile.crossing(start) if start else ()
@@ -97,7 +116,7 @@ def stage_cost(
         backward_s=sum(cost.backward_s for cost in costs) / speed,
         input_grad_s=sum(cost.input_grad_s for cost in costs) / speed,
         weight_grad_s=sum(cost.weight_grad_s for cost in costs) / speed,
-        optimizer_s=sum(cost.optimizer_s for cost in costs) / speed,
+        optimizer_s=optimizer_s / speed,
         parameter_bytes=parameters,
         gradient_bytes=gradients,
         optimizer_bytes=gradients * OPTIMIZER_STATE[optimizer or profile.optimizer],

@@ -52,7 +52,8 @@ def _scaled(value: float, steps: list[tuple[float, str]]) -> str:
     """Three significant digits of ``value`` in the largest unit that does not exceed it."""
     factor, unit = next((step for step in steps if abs(value) >= step[0] * 0.9995), steps[-1])
     scaled = value / factor
-    digits = max(0, 2 - math.floor(math.log10(max(abs(scaled), 1.0)) + 1e-9))
+    rounded = max(abs(float(f"{scaled:.3g}")), 1.0)
+    digits = max(0, 2 - math.floor(math.log10(rounded)))
     return f"{scaled:.{digits}f} {unit}"
 
 
