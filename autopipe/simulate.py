@@ -1,0 +1,303 @@
+"""What a schedule does with these stages over these links: when every action runs, and what every rank holds.
+
+An action starts when its rank is free and its value has arrived, and takes its stage's seconds and the overhead. A
+transfer starts when its value is made, takes its link's time for its bytes, and disturbs nothing else. So an action
+waits for at most two others, and the end of each is a longest path. Where torch asks for a value only right before it
+is needed, and its sender is then computing, the receiver waits for Link.late_s more. ``Graph`` holds an order in
+levels of actions that do not wait for each other; ``Graph.ends`` walks the levels, for one set of costs or thousands
+at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopipe.core.cluster import Link
+from autopipe.core.lowering import posted_last
+from autopipe.core.schedule import Action, Op, Schedule
+from autopipe.core.stage import StageCost
+from autopipe.core.timeline import Memory, Span, Timeline
+from autopipe.core.validation import sequence, values
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.intp]
+
+OPS = (Op.F, Op.B, Op.I, Op.W)
+"""The compute operations in the order of ``Costs.actions_s``."""
+
+_CHUNK = 250
+"""Candidates that are walked together: enough to fill numpy's loops, few enough to stay in the cache."""
+
+
+class Costs(NamedTuple):
+    """The seconds of n candidates (one candidate a column) for one order.
+
+    ``actions_s`` has shape (4 · stages, n): F, B, I and W of stage 0, then of stage 1, …, overhead included.
+    ``transfers_s`` has shape (2 · stages, n): row s is the activation that stage s receives, row stages + s the
+    gradient that it receives. ``optimizer_s`` has shape (stages, n). ``late_s`` has shape (2 · stages), the same for
+    all candidates: what an action waits that asks late, by the row of its transfer.
+    """
+
+    actions_s: Floats
+    transfers_s: Floats
+    optimizer_s: Floats
+    late_s: Floats
+
+    def columns(self, part: slice) -> Costs:
+        """Some of the candidates."""
+        actions, transfers, optimizer = (np.ascontiguousarray(field[:, part]) for field in self[:3])
+        return Costs(actions, transfers, optimizer, self.late_s)
+
+
+class _Level(NamedTuple):
+    """Actions that do not wait for each other, as row numbers: theirs, what they wait for, their costs."""
+
+    rows: slice
+    before: Indices
+    source: Indices
+    transfer: Indices
+    cost: Indices
+
+
+class _Ask(NamedTuple):
+    """An action that asks for its value right before it runs, as row numbers, and the rank that makes it."""
+
+    row: int
+    before: int
+    transfer: int
+    sender: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An order, ready to be walked.
+
+    Row 0 of the ends is the start of the step; ``rows[rank]`` are the rows of the rank's actions in their order.
+    ``costs`` is for each row the row of its seconds. ``asks`` are the actions that may wait for a busy sender.
+    """
+
+    schedule: Schedule
+    levels: tuple[_Level, ...]
+    rows: tuple[Indices, ...]
+    costs: Indices
+    asks: tuple[_Ask, ...]
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Graph:
+        """The graph of a schedule. Raises ScheduleError where actions wait for each other."""
+        numbers = values(schedule)
+        starts = np.cumsum([1, *map(len, numbers)])
+        maker = np.zeros(2 * schedule.stages * schedule.micro_batches + 1, np.intp)  # the last one, −1, is no value
+        depth, before, source = np.zeros((3, starts[-1]), np.intp).tolist()
+        for rank, place in sequence(schedule):
+            mine, (made, needed) = int(starts[rank]) + place, numbers[rank][place]
+            before[mine], source[mine] = mine - 1 if place else 0, int(maker[needed])
+            depth[mine] = 1 + max(depth[before[mine]], depth[source[mine]])
+            if made >= 0:
+                maker[made] = mine
+        by_depth = np.argsort(depth, kind="stable")
+        row = np.argsort(by_depth)
+        flat = [action for actions in schedule.order for action in actions]
+        transfer = [0, *(stage + schedule.stages * (op is not Op.F) for stage, op, _ in flat)]
+        cost = [0, *(len(OPS) * stage + OPS.index(op) for stage, op, _ in flat)]
+        columns = [row[before], row[source], np.array(transfer, np.intp), np.array(cost, np.intp)]
+        firsts = np.searchsorted(np.array(depth)[by_depth], np.arange(1, max(depth) + 2))
+        levels = (_Level(slice(a, b), *(column[by_depth[a:b]] for column in columns)) for a, b in pairwise(firsts))
+        rows = tuple(row[a:b] for a, b in pairwise(starts))
+        last = posted_last(schedule)
+        asks = (
+            _Ask(int(row[i]), int(row[before[i]]), transfer[i], _sender(action, schedule))
+            for i, action in enumerate(flat, 1)
+            if action in last
+        )
+        return cls(schedule, tuple(levels), rows, columns[3][by_depth], tuple(asks))
+
+    def ends(self, costs: Costs) -> Floats:
+        """When each action ends, shape (1 + actions, n)."""
+        ends = np.zeros((len(self.costs), costs.actions_s.shape[1]))
+        self._settle(costs, ends)
+        return ends
+
+    def _settle(self, costs: Costs, ends: Floats) -> None:
+        """Walk; where receives can be late, find who waits for a busy sender, and walk again."""
+        self._walk(costs, ends)
+        if costs.late_s.any():
+            self._walk(costs, ends, self._waits(costs, ends))
+
+    def _waits(self, costs: Costs, ends: Floats) -> Floats:
+        """What each action waits at least from when it asks for its value, because its sender is computing then."""
+        waits = np.zeros_like(ends)
+        for row, before, transfer, sender in self.asks:
+            asked, way, theirs = ends[before], costs.transfers_s[transfer], ends[self.rows[sender]]
+            running = np.minimum((theirs <= asked).sum(axis=0), len(theirs) - 1)
+            end = np.take_along_axis(theirs, running[None], axis=0)[0]
+            begin = end - np.take_along_axis(costs.actions_s, self.costs[self.rows[sender]][running][None], axis=0)[0]
+            busy = (asked < end) & (begin <= (asked + way) * (1 + 1e-9))
+            waits[row] = costs.late_s[transfer] * busy
+        return waits
+
+    def _walk(self, costs: Costs, ends: Floats, waits: Floats | None = None) -> None:
+        widest = max(len(level.cost) for level in self.levels)
+        arrives, other = np.empty((2, widest, ends.shape[1]))
+        for rows, before, source, transfer, cost in self.levels:
+            arrival, scratch, out = arrives[: len(cost)], other[: len(cost)], ends[rows]
+            ends.take(source, axis=0, out=arrival, mode="clip")
+            costs.transfers_s.take(transfer, axis=0, out=scratch, mode="clip")
+            arrival += scratch
+            ends.take(before, axis=0, out=scratch, mode="clip")
+            if waits is not None:
+                scratch += waits[rows]
+            np.maximum(arrival, scratch, out=arrival)
+            costs.actions_s.take(cost, axis=0, out=scratch, mode="clip")
+            np.add(arrival, scratch, out=out)
+
+    def steps(self, costs: Costs) -> Floats:
+        """The seconds of a step for each of the n candidates, optimizer included."""
+        columns = costs.actions_s.shape[1]
+        width = min(columns, _CHUNK)
+        result = np.empty(columns)
+        ends = np.zeros((len(self.costs), width))
+        for start in range(0, columns, _CHUNK):
+            part = slice(min(start, columns - width), min(start, columns - width) + width)
+            chunk = costs.columns(part)
+            self._settle(chunk, ends)
+            result[part] = self._finish(ends, chunk.optimizer_s).max(axis=0)
+        return result
+
+    def _finish(self, ends: Floats, optimizer_s: Floats) -> Floats:
+        """When each rank has done its optimizer step, shape (ranks, n)."""
+        finish: Floats = ends[[rows[-1] for rows in self.rows]]
+        for stage, rank in enumerate(self.schedule.placement):
+            finish[rank] += optimizer_s[stage]
+        return finish
+
+
+def _sender(action: Action, schedule: Schedule) -> int:
+    """The rank that makes what an action needs."""
+    return schedule.placement[action.stage - 1 if action.op is Op.F else action.stage + 1]
+
+
+def costs_of(stages: Sequence[StageCost], hops: Sequence[Link | None], overhead_s: float = 0.0) -> Costs:
+    """The seconds of one candidate; ``hops[s]`` is the link from stage s to s + 1, None inside a rank."""
+    actions = [seconds + overhead_s for stage in stages for seconds in stage.times]
+    activations = [hop.transfer_s(stage.send_bytes) if hop else 0.0 for hop, stage in zip(hops, stages, strict=False)]
+    gradients = [
+        hop.transfer_s(stage.receive_grad_bytes) if hop else 0.0 for hop, stage in zip(hops, stages, strict=False)
+    ]
+    optimizer = [stage.optimizer_s for stage in stages]
+    return Costs(_column(actions), _column([0.0, *activations, *gradients, 0.0]), _column(optimizer), late_of(hops))
+
+
+def _column(values: Sequence[float]) -> Floats:
+    return np.array(values, dtype=np.float64)[:, None]
+
+
+def late_of(hops: Sequence[Link | None]) -> Floats:
+    """``Costs.late_s`` for the link behind each stage but the last."""
+    behind = [hop.late_s if hop else 0.0 for hop in hops]
+    return np.array([0.0, *behind, *behind, 0.0])
+
+
+def simulate(
+    schedule: Schedule, stages: Sequence[StageCost], hops: Sequence[Link | None], *, overhead_s: float = 0.0
+) -> Timeline:
+    """The Timeline of one step.
+
+    ``stages[s]`` is what stage s costs, ``hops[s]`` the link from stage s to s + 1, None inside a rank. Every action
+    of the table takes ``overhead_s`` beyond its stage's seconds. At the end each rank runs the optimizer of its
+    stages, ``Action(stage, Op.O, 0)``. A rank holds its stages' static bytes and what is received and sent for all
+    micro-batches throughout; for each micro-batch from the end of F what F keeps, from the end of I what I leaves,
+    and nothing from the end of B or W; and its stage's workspace while an action runs.
+    Raises ScheduleError where actions wait for each other.
+    """
+    graph = Graph.of(schedule)
+    costs = costs_of(stages, hops, overhead_s)
+    ends = graph.ends(costs)
+    rows = [_spans(graph, rank, costs, ends) for rank in range(schedule.ranks)]
+    spans = sorted((span for row in rows for span in row), key=lambda span: (span.start_s, span.rank, span.end_s))
+    memory = tuple(_memory(schedule, rank, stages, row) for rank, row in enumerate(rows))
+    return Timeline(schedule.ranks, tuple(spans), memory, max(span.end_s for span in spans))
+
+
+def _spans(graph: Graph, rank: int, costs: Costs, ends: Floats) -> list[Span]:
+    spans = []
+    now = 0.0
+    for action, row in zip(graph.schedule.order[rank], graph.rows[rank], strict=True):
+        seconds = float(costs.actions_s[len(OPS) * action.stage + OPS.index(action.op), 0])
+        start, now = now, float(ends[row, 0])
+        spans.append(Span(rank, action, max(start, now - seconds), now))
+    for stage, where in enumerate(graph.schedule.placement):
+        if where == rank:
+            start, now = now, now + float(costs.optimizer_s[stage, 0])
+            spans.append(Span(rank, Action(stage, Op.O, 0), start, now))
+    return spans
+
+
+class Load(NamedTuple):
+    """What a rank holds while one action runs, besides what it holds throughout.
+
+    Stages are counted among those of the rank, ascending. ``running`` is the action's stage, None between actions.
+    ``forwards`` counts each stage's micro-batches between F and B or I, ``input_grads`` those between I and W.
+    """
+
+    running: int | None
+    forwards: tuple[int, ...]
+    input_grads: tuple[int, ...]
+
+    def bytes(self, own: Sequence[StageCost]) -> int:
+        """The bytes of activations and workspace; ``own`` are the rank's stages."""
+        held = sum(
+            f * stage.held_after_forward_bytes + i * stage.held_after_input_grad_bytes
+            for f, i, stage in zip(self.forwards, self.input_grads, own, strict=True)
+        )
+        return held + (0 if self.running is None else own[self.running].workspace_bytes)
+
+    def covers(self, other: Load) -> bool:
+        """Whether this load is at least the other, whatever the stages cost."""
+        mine, theirs = (*self.forwards, *self.input_grads), (*other.forwards, *other.input_grads)
+        return self.running == other.running and all(a >= b for a, b in zip(mine, theirs, strict=True))
+
+
+def loads(schedule: Schedule, rank: int) -> Iterator[Load]:
+    """A rank's load during each action of its row; the last one is what remains after the table: nothing."""
+    own = _stages_of(schedule, rank)
+    forwards, input_grads = [0] * len(own), [0] * len(own)
+    for stage, op, _ in schedule.order[rank]:
+        place = own.index(stage)
+        yield Load(place, tuple(forwards), tuple(input_grads))
+        forwards[place] += 1 if op is Op.F else -(op is not Op.W)
+        input_grads[place] += (op is Op.I) - (op is Op.W)
+    yield Load(None, tuple(forwards), tuple(input_grads))
+
+
+def peak_loads(schedule: Schedule, rank: int) -> tuple[Load, ...]:
+    """The loads of a rank that can be its highest, whatever the stages cost. They depend on the order alone."""
+    kept: list[Load] = []
+    distinct = dict.fromkeys(load for load in loads(schedule, rank) if load.running is not None)
+    for load in sorted(distinct, key=lambda load: -sum(load.forwards) - sum(load.input_grads)):
+        if not any(other.covers(load) for other in kept):
+            kept.append(load)
+    return tuple(kept)
+
+
+def _stages_of(schedule: Schedule, rank: int) -> tuple[int, ...]:
+    return tuple(stage for stage, where in enumerate(schedule.placement) if where == rank)
+
+
+def _memory(schedule: Schedule, rank: int, stages: Sequence[StageCost], spans: Sequence[Span]) -> tuple[Memory, ...]:
+    """A rank's memory curve: a point where an action starts, and where it ends unless the next one starts there."""
+    own = [stages[stage] for stage in _stages_of(schedule, rank)]
+    base = sum(stage.static_bytes + stage.buffers_bytes(schedule.micro_batches) for stage in own)
+    row = [*loads(schedule, rank)]
+    points = [Memory(0.0, base)]
+    for load, then, span, following in zip(row, row[1:], spans, spans[1:], strict=False):
+        points.append(Memory(span.start_s, base + load.bytes(own)))
+        if following.start_s > span.end_s or following.action.op is Op.O:
+            points.append(Memory(span.end_s, base + then._replace(running=None).bytes(own)))
+    return tuple(points[points[0].time_s == points[1].time_s :])
