@@ -1,0 +1,13 @@
+"""The parts of the search, one idea each, from the costs of layers up.
+
+ranges      every range of layers at once: seconds and bytes
+recompute   which layers must recompute for a range to fit
+tables      the same for each stage of a pipeline: devices, links, memory, pins
+cases       the best split for one depth, micro-batch size and schedule
+bounds      what no split can beat
+space       all cases, best bound first
+outcome     one split in full, simulated
+whynot      what the alternatives would give
+limits      what limits a plan, and what to try when none fits
+request     what a caller may ask for
+"""

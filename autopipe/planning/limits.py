@@ -1,0 +1,67 @@
+"""What limits a plan, in plain words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autopipe.planning.outcome import Outcome
+from autopipe.planning.space import SAME, Space, search
+from autopipe.simulate import simulate
+
+_MATTERS = 0.01
+"""Memory is named when the step without limits would be shorter by this part."""
+
+_ENDLESS = 2**62
+
+
+def limited_by(space: Space, chosen: Outcome) -> str:
+    """Memory, where more of it would help; else the largest part of the step: work, waiting, or the optimizer."""
+    memory = _memory(space, chosen)
+    if memory is not None:
+        return memory
+    if chosen.case.depth == 1 and max(space.depths) > 1:
+        return "no pipeline is faster"
+    parts = _parts(chosen)
+    return max(parts, key=lambda name: parts[name])
+
+
+def _memory(space: Space, chosen: Outcome) -> str | None:
+    """The fullest rank, when a plan without memory limits would be faster."""
+    if not space.tight():
+        return None
+    setting, enough_s = space.setting, chosen.timeline.step_s * (1 - _MATTERS)
+    endless = space.under(replace(setting, limits=tuple(_ENDLESS for _ in setting.limits)))
+    free = search(endless, below_s=enough_s).best
+    if free is None or free.found.step_s > enough_s:
+        return None
+    fill = [p / limit for p, limit in zip(chosen.timeline.peak_bytes, setting.limits, strict=False)]
+    return f"memory on rank {fill.index(max(fill))}"
+
+
+def _parts(chosen: Outcome) -> dict[str, float]:
+    """Seconds of the step by what takes them, on the rank that works longest."""
+    line = chosen.timeline
+    work = [line.work_s(rank) for rank in range(line.ranks)]
+    busiest = next(rank for rank, seconds in enumerate(work) if seconds >= max(work) * (1 - SAME))
+    optimizer, waiting = chosen.costs[busiest].optimizer_s, line.step_s - work[busiest]
+    links = min(waiting, _links_s(chosen))
+    micro_batches = chosen.case.schedule.micro_batches
+    return {
+        f"stage {busiest}{_alone(chosen, busiest)}": work[busiest] - optimizer,
+        "the optimizer": optimizer,
+        "the links": links,
+        f"filling and draining {line.ranks} stages, {micro_batches} micro-batches": waiting - links,
+    }
+
+
+def _alone(chosen: Outcome, stage: int) -> str:
+    start, stop = chosen.bounds[stage]
+    return f", {chosen.case.setting.profile.layers[start].name} alone" if stop - start == 1 else ""
+
+
+def _links_s(chosen: Outcome) -> float:
+    """How much shorter the step would be if transfers took no time."""
+    case = chosen.case
+    nowhere = [None] * (case.depth - 1)
+    without = simulate(case.schedule, chosen.costs, nowhere, overhead_s=case.setting.profile.overhead_s)
+    return chosen.timeline.step_s - without.step_s

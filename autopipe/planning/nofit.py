@@ -1,0 +1,104 @@
+"""When no plan fits: how much is missing, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from autopipe.core.cluster import Cluster, Link, Tier
+from autopipe.core.errors import AutopipeError, NoPlanFits, UsageError
+from autopipe.core.units import format_bytes
+from autopipe.planning.outcome import Outcome
+from autopipe.planning.request import one_stage_kinds, possible_depths
+from autopipe.planning.space import Space
+from autopipe.planning.whynot import closest
+
+_FURTHER = 4
+"""More devices are tried up to so many times those on offer."""
+
+
+def no_plan_fits(space: Space, *, free_depth: bool) -> AutopipeError:
+    """The error: the plan that comes closest, what it needs and has, and what would make one fit.
+
+    ``free_depth`` says that the depth was not fixed, so that more devices would be used.
+    """
+    nearest = closest(space)
+    if nearest is None:
+        return UsageError("the pins and the layers that must not split their backward leave no plan: change a pin")
+    rank = nearest.over_limit()
+    assert rank is not None
+    peak, limit = nearest.timeline.peak_bytes[rank], space.setting.limits[rank]
+    static = nearest.costs[rank].static_bytes
+    help_ = list(_help(space, nearest, free_depth))
+    return NoPlanFits(
+        f"no plan fits: the smallest needs {format_bytes(peak)} on rank {rank}, the limit is {format_bytes(limit)} "
+        f"(weights {format_bytes(static)}, activations {format_bytes(peak - static)}). "
+        + (f"Try {_either(help_)}." if help_ else "No other setting fits either: it takes devices with more memory.")
+    )
+
+
+def _either(options: list[str]) -> str:
+    return options[0] if len(options) == 1 else f"{', '.join(options[:-1])} or {options[-1]}"
+
+
+def _help(space: Space, nearest: Outcome, free_depth: bool) -> Iterator[str]:
+    """Arguments that were not tried, and with which a plan fits."""
+    if size := _micro_batch(space, nearest):
+        yield f"--micro-batch {size}"
+    if space.recompute == "none" and space.under(space.setting, recompute="auto").fits():
+        yield "--recompute auto"
+    others = [kind for kind in one_stage_kinds() if kind not in space.kinds]
+    if name := next((kind.name for kind in others if replace(space, kinds=(kind,)).fits()), None):
+        yield f"--schedule {name}"
+    if free_depth and (count := _devices(space)):
+        yield f"--devices {count}"
+    if not free_depth and (depth := _depth(space)):
+        yield f"--depth {depth}"
+
+
+def _depth(space: Space) -> int | None:
+    """The smallest depth that was not tried and with which a plan fits."""
+    setting = space.setting
+    possible = possible_depths(setting.profile, setting.cluster, setting.pins)
+    return next((d for d in possible if d not in space.depths and space.only(depth=d).fits()), None)
+
+
+def _micro_batch(space: Space, nearest: Outcome) -> int | None:
+    """A size that was measured but not tried; or 1, if what scales with the micro-batch then leaves enough."""
+    measured = [b for b in space.setting.profile.micro_batches if space.global_batch % b == 0]
+    for size in sorted(set(measured) - set(space.micro_batches), reverse=True):
+        if space.only(micro_batch=size).fits():
+            return size
+    return None if 1 in measured or not _fits_with_one(space, nearest) else 1
+
+
+def _fits_with_one(space: Space, nearest: Outcome) -> bool:
+    """Receive buffers stay, since there are more of smaller ones; all else that is not static shrinks."""
+    case = nearest.case
+    for rank, peak in enumerate(nearest.timeline.peak_bytes):
+        cost = nearest.costs[rank]
+        stays = cost.static_bytes + cost.buffers_bytes(case.schedule.micro_batches)
+        if stays + (peak - stays) / case.micro_batch > space.setting.limits[rank]:
+            return False
+    return True
+
+
+def _devices(space: Space) -> int | None:
+    """The fewest devices, more than those on offer, with which a plan fits; the further ones are like the last."""
+    setting = space.setting
+    offered, pieces = len(setting.cluster), len(setting.profile.legal_cuts()) + 1
+    for count in range(offered + 1, min(pieces, _FURTHER * offered) + 1):
+        limits = setting.limits + setting.limits[-1:] * (count - offered)
+        wider = replace(setting, cluster=_grown(setting.cluster, count), limits=limits)
+        if replace(space.under(wider), depths=(count,)).fits():
+            return count
+    return None
+
+
+def _grown(cluster: Cluster, count: int) -> Cluster:
+    """The cluster with more devices like the last. How they are linked does not matter for what fits."""
+    *first, last = cluster.devices
+    tiers = cluster.tiers or (Tier("all", count, Link(0.0, 1.0)),)
+    widest = replace(tiers[-1], ranks=max(count, tiers[-1].ranks))
+    more = replace(last, count=last.count + count - len(cluster))
+    return replace(cluster, devices=(*first, more), tiers=(*tiers[:-1], widest))

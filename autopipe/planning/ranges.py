@@ -1,0 +1,192 @@
+"""What every range of layers between two legal cuts costs, at once: the tables that the search works on.
+
+Positions 0 … n stand for layer 0, the legal cuts, and the end; an array of shape (n + 1, n + 1) holds the range from
+position a to position b at [a, b], for a < b. ``core.stage.stage_cost`` is the same for one range, and exact.
+
+Times are counted in ticks, 2⁻³⁸ of the model's forward and backward, and are whole numbers of them. Sums of them are
+exact, so equal splits tie exactly and the tie rule decides, whatever the unit that the profile was measured in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopipe.core.cluster import Link
+from autopipe.core.profile import OPTIMIZER_STATE, LayerCost, Profile, Tie
+from autopipe.core.stage import recomputed, tied_optimizer_s
+from autopipe.solvers.chain_dp import smallest_maxima
+
+Floats = NDArray[np.float64]
+
+_TICKS = 2.0**38
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """One number a layer: what keeping or recomputing its activations means for one micro-batch."""
+
+    forward: Floats
+    held: Floats
+    freed: Floats
+    workspace: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges:
+    """The ranges of a profile at one micro-batch size, on the profiled device. Times in ticks of ``tick_s``.
+
+    Of shape (n + 1, n + 1), except ``receive``, ``send`` (activations and their gradients over the cut at a
+    position, shape (n + 1,)): what a stage that begins or ends there receives and sends.
+    """
+
+    ends: tuple[int, ...]
+    tick_s: float
+    layers: Layers
+    forward: Floats
+    backward: Floats
+    input_grad: Floats
+    weight_grad: Floats
+    optimizer: Floats
+    static: Floats
+    held: Floats
+    held_after_input_grad: Floats
+    workspace: Floats
+    activations: Floats
+    gradients: Floats
+    fits: dict[Hashable, Any] = field(default_factory=dict)
+    """What recompute.fit found, kept for the next pipeline with such a place."""
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces lie between the positions: the most stages there can be."""
+        return len(self.ends) - 1
+
+    @cached_property
+    def work(self) -> Floats:
+        """The least ticks that a micro-batch takes in each range, its backward whole or split."""
+        return self.forward + np.minimum(self.backward, self.input_grad + self.weight_grad)
+
+    @cached_property
+    def way(self) -> Floats:
+        """The least ticks from a micro-batch's arrival in each range to the gradient that leaves it."""
+        return self.forward + np.minimum(self.backward, self.input_grad)
+
+    @cached_property
+    def forced_part(self) -> float:
+        """The least part of any piece's work that lies on a micro-batch's way there and back."""
+        work, way = np.diagonal(self.work, 1), np.diagonal(self.way, 1)
+        return float(max(np.min(way[work > 0] / work[work > 0], initial=1.0), 1e-6))
+
+    @cached_property
+    def longest_work(self) -> Floats:
+        """For 1 … n stages the work of the longest one, in the split where it is shortest."""
+        return smallest_maxima(np.where(np.triu(np.ones_like(self.work), 1) > 0, self.work, np.inf), self.pieces)
+
+    def places(self, cuts: Sequence[int]) -> tuple[int, ...]:
+        """The positions of a split that is given by its cuts, both ends included."""
+        return (0, *(self.ends.index(cut) for cut in cuts), self.pieces)
+
+    @classmethod
+    def of(cls, profile: Profile, micro_batch: int, *, optimizer: str, recompute_all: bool = False) -> Ranges:
+        """The tables of a profile. Raises UsageError for a micro-batch that was not measured."""
+        kept = profile.at(micro_batch)
+        again = [recomputed(profile, i, cost, micro_batch) for i, cost in enumerate(kept)]
+        costs = again if recompute_all else list(kept)
+        ends = (0, *profile.legal_cuts(), len(profile.layers))
+        tick_s = sum(cost.forward_s + cost.backward_s for cost in kept) / _TICKS or 1.0
+        crossing = [profile.crossing(end) if 0 < end < len(profile.layers) else () for end in ends]
+
+        def summed(values: Sequence[float]) -> Floats:
+            sums = np.concatenate([[0.0], np.cumsum(values)])[list(ends)]
+            return np.asarray(np.triu(sums[None, :] - sums[:, None], 1))
+
+        def ticks(field: str) -> Floats:
+            return summed([np.rint(getattr(cost, field) / tick_s) for cost in costs])
+
+        return cls(
+            ends=ends,
+            tick_s=tick_s,
+            layers=_layers(kept, again, tick_s),
+            forward=ticks("forward_s"),
+            backward=ticks("backward_s"),
+            input_grad=ticks("input_grad_s"),
+            weight_grad=ticks("weight_grad_s"),
+            optimizer=ticks("optimizer_s") - np.rint(_tied_optimizer(profile, ends, kept) / tick_s),
+            static=_static(profile, ends, optimizer, summed),
+            held=summed([cost.held_after_forward_bytes for cost in costs]),
+            held_after_input_grad=summed([cost.held_after_input_grad_bytes for cost in costs]),
+            workspace=_largest([cost.workspace_bytes for cost in costs], ends),
+            activations=np.array([sum(e.bytes(micro_batch) for e in edges) for edges in crossing], np.float64),
+            gradients=np.array(
+                [sum(e.bytes(micro_batch) for e in edges if e.needs_gradient) for edges in crossing], np.float64
+            ),
+        )
+
+    def inside(self, layer: int) -> NDArray[np.bool_]:
+        """Which ranges hold a layer."""
+        ends = np.array(self.ends)
+        return np.asarray((ends[:, None] <= layer) & (ends[None, :] > layer))
+
+    def transfers(self, sizes: Floats, hops: Sequence[Link | None]) -> Floats:
+        """Ticks to send each of the ``sizes`` over each hop, shape (hops, n + 1); None is inside a rank."""
+        ticks = np.zeros((len(hops), len(sizes)))
+        for row, link in zip(ticks, hops, strict=True):
+            if link is not None:
+                row[:] = [np.rint(link.transfer_s(int(size)) / self.tick_s) for size in sizes]
+        return ticks
+
+    def part_of(self, tie: Tie) -> Floats:
+        """1 for the ranges that hold some but not all of a tie's layers, else 0."""
+        held = np.sum([self.inside(layer) for layer in tie.layers], axis=0)
+        return np.asarray((held > 0) & (held < len(tie.layers)), np.float64)
+
+
+def _tied_optimizer(profile: Profile, ends: tuple[int, ...], costs: Sequence[LayerCost]) -> Floats:
+    """Seconds that each range's sum counts too often: a tied parameter's, once for each further layer that has it."""
+    total = np.zeros((len(ends), len(ends)))
+    bounds = np.array(ends)
+    for tie in profile.ties:
+        held = np.sum([(bounds[:, None] <= n) & (bounds[None, :] > n) for n in tie.layers], axis=0)
+        total += np.maximum(held - 1, 0) * tied_optimizer_s(costs, profile, tie)
+    return total
+
+
+def _layers(kept: Sequence[LayerCost], again: Sequence[LayerCost], tick_s: float) -> Layers:
+    held = np.array([cost.held_after_forward_bytes for cost in kept], np.float64)
+    return Layers(
+        forward=np.array([np.rint(cost.forward_s / tick_s) for cost in kept]),
+        held=held,
+        freed=held - np.array([cost.held_after_forward_bytes for cost in again]),
+        workspace=np.array([cost.workspace_bytes for cost in kept], np.float64),
+    )
+
+
+def _static(
+    profile: Profile, ends: Sequence[int], optimizer: str, summed: Callable[[Sequence[float]], Floats]
+) -> Floats:
+    """Parameters, gradients, optimizer state and buffers; a parameter that is read twice in a range counts once."""
+    edges = np.array(ends)
+    twice = np.zeros((len(ends), len(ends)))
+    for tie in profile.ties:
+        inside = [(edges[:, None] <= layer) & (edges[None, :] > layer) for layer in tie.layers]
+        twice += tie.bytes * np.maximum(np.sum(inside, axis=0) - 1, 0)
+    parameters = summed([layer.parameter_bytes for layer in profile.layers]) - twice
+    gradients = summed([layer.gradient_bytes for layer in profile.layers]) - twice
+    buffers = summed([layer.buffer_bytes for layer in profile.layers])
+    return parameters + gradients * (1 + OPTIMIZER_STATE[optimizer]) + buffers
+
+
+def _largest(values: Sequence[float], ends: Sequence[int]) -> Floats:
+    """The largest of the layers' values in each range."""
+    pieces = np.array([max(values[a:b]) for a, b in pairwise(ends)], np.float64)
+    result = np.zeros((len(ends), len(ends)))
+    for start in range(len(pieces)):
+        result[start, start + 1 :] = np.maximum.accumulate(pieces[start:])
+    return result

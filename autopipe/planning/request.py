@@ -1,0 +1,123 @@
+"""What a caller of the search may ask for, checked: depths, micro-batch sizes, schedules and pins."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+import autopipe.schedules  # noqa: F401  registers the schedules
+from autopipe.core.cluster import Cluster
+from autopipe.core.errors import UsageError
+from autopipe.core.profile import Profile
+from autopipe.core.schedule import Kind, kind, kinds
+
+
+def wanted_depths(
+    profile: Profile, cluster: Cluster, pins: Mapping[int, int], depths: Sequence[int] | None
+) -> tuple[int, ...]:
+    """The depths to try, ascending: those asked for, or all that devices, cuts and pins allow."""
+    if depths is not None and not depths:
+        raise UsageError(f"no depth is left to try: use --depth 1…{len(cluster)}")
+    for depth in depths or ():
+        _check_depth(profile, cluster, depth)
+    possible = possible_depths(profile, cluster, pins)
+    wanted = possible if depths is None else tuple(depth for depth in sorted(set(depths)) if depth in possible)
+    if not wanted:
+        said = ", ".join(f"{profile.layers[layer].name}={stage}" for layer, stage in pins.items())
+        raise UsageError(
+            f"pin {said} cannot hold with {_either(depths or range(1, len(cluster) + 1))} stages: stages follow the "
+            f"order of the layers and each needs a layer of its own; change a pin or the depth"
+        )
+    return wanted
+
+
+def possible_depths(profile: Profile, cluster: Cluster, pins: Mapping[int, int]) -> tuple[int, ...]:
+    """All depths that the devices, the legal cuts and the pins allow."""
+    most = min(len(cluster), len(profile.legal_cuts()) + 1)
+    return tuple(depth for depth in range(1, most + 1) if _pins_hold(profile, pins, depth))
+
+
+def one_stage_kinds() -> tuple[Kind, ...]:
+    """The schedules that keep one stage on a rank, by name."""
+    return tuple(kind for kind in kinds() if kind.placement == "loop" and kind.takes(1))
+
+
+def wanted_kinds(names: Sequence[str] | None) -> tuple[Kind, ...]:
+    """The schedules to try, by name. Raises UsageError for one that is unknown or needs more stages a rank."""
+    usable = one_stage_kinds()
+    wanted = usable if names is None else {k.name: k for k in map(kind, names)}.values()
+    for unusable in (k for k in wanted if k not in usable):
+        raise UsageError(f"{unusable.name} needs more than one stage on a rank: use one of {_names(usable)}")
+    if not wanted:
+        raise UsageError(f"no schedule is left to try: use one of {_names(usable)}")
+    return tuple(sorted(wanted, key=lambda k: k.name))
+
+
+def _names(known: Sequence[Kind]) -> str:
+    return ", ".join(k.name for k in known)
+
+
+def _check_depth(profile: Profile, cluster: Cluster, depth: int) -> None:
+    layers, stages = len(profile.layers), len(profile.legal_cuts()) + 1
+    if depth < 1:
+        raise UsageError(f"depth {depth} is not possible: it is a number of stages, at least 1")
+    if depth > layers:
+        raise UsageError(f"depth {depth} is more than the model's {layers} layers: use --depth 1…{stages}")
+    if depth > stages:
+        raise UsageError(f"depth {depth}: the model's {layers} layers can be cut into {stages} stages at most")
+    if depth > len(cluster):
+        raise UsageError(f"depth {depth} is more than the {len(cluster)} devices: use --depth 1…{len(cluster)}")
+
+
+def wanted_micro_batches(profile: Profile, global_batch: int, sizes: Sequence[int] | None) -> tuple[int, ...]:
+    """The micro-batch sizes to try, ascending: those asked for that were measured and divide the global batch."""
+    if global_batch < 1:
+        raise UsageError(f"global batch {global_batch} is not possible: it must be at least 1")
+    asked = sorted(set(profile.micro_batches if sizes is None else sizes))
+    if not asked:
+        raise UsageError(f"no micro-batch size is left to try: the profile has {list(profile.micro_batches)}")
+    for size in asked:
+        profile.at(size)
+    fitting = tuple(size for size in asked if global_batch % size == 0)
+    if not fitting:
+        measured = [size for size in profile.micro_batches if global_batch % size == 0]
+        help_ = f"use --micro-batch {','.join(map(str, measured))}" if measured else _near(global_batch, asked)
+        raise UsageError(f"global batch {global_batch} is not divisible by micro-batch {_either(asked)}: {help_}")
+    return fitting
+
+
+def _either(sizes: Sequence[int]) -> str:
+    *first, last = map(str, sizes)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _near(global_batch: int, sizes: Sequence[int]) -> str:
+    """The nearest global batches that one of the sizes divides."""
+    near = {size * max(1, global_batch // size + up) for size in sizes for up in (0, 1)}
+    below = [batch for batch in near if batch < global_batch]
+    above = [batch for batch in near if batch > global_batch]
+    return f"use --global-batch {_either([*([max(below)] if below else []), min(above)])}, or profile another size"
+
+
+def pinned_stages(profile: Profile, pins: Mapping[str, int]) -> dict[int, int]:
+    """The stage of each pinned layer, by the layer's number. Raises UsageError for an unknown name."""
+    numbers = {layer.name: number for number, layer in enumerate(profile.layers)}
+    for name, stage in pins.items():
+        if name not in numbers:
+            close = difflib.get_close_matches(name, numbers, n=3) or list(numbers)[:3]
+            raise UsageError(f"pin {name}={stage}: no layer has that name; there are {', '.join(close)}, …")
+        if stage < 0:
+            raise UsageError(f"pin {name}={stage}: stages are numbered from 0")
+    return {numbers[name]: stage for name, stage in sorted(pins.items(), key=lambda pin: numbers[pin[0]])}
+
+
+def _pins_hold(profile: Profile, pins: Mapping[int, int], depth: int) -> bool:
+    """Whether the layers can be cut into ``depth`` stages with every pin kept."""
+    stages = {0}
+    cuts = set(profile.legal_cuts())
+    for layer in range(len(profile.layers)):
+        if layer in cuts:
+            stages |= {stage + 1 for stage in stages if stage + 1 < depth}
+        if layer in pins:
+            stages &= {pins[layer]}
+    return depth - 1 in stages

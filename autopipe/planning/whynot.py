@@ -1,0 +1,92 @@
+"""Why not something else: what the baselines, the other schedules, depths and micro-batch sizes would give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autopipe.baselines import BASELINES
+from autopipe.core.plan import Rejected
+from autopipe.core.units import format_bytes, format_percent
+from autopipe.planning.outcome import Outcome, outcome
+from autopipe.planning.space import Space, search
+
+_MOST = 8
+"""So many other depths are all listed; of more only some."""
+
+_SAME = 5e-4
+"""Steps closer than this print as equal."""
+
+
+def rejected(space: Space, chosen: Outcome) -> tuple[Rejected, ...]:
+    """Each other way, its best step, and why it is not the plan."""
+    case = chosen.case
+    rows = [*_baselines(chosen)]
+    if case.depth > 1:
+        rows += [_best(k.name, space.only(kind=k), chosen) for k in space.kinds if k.name != case.schedule.name]
+    rows += [_best(f"{d} stages", space.only(depth=d), chosen) for d in _depths(space.depths, case.depth)]
+    rows += [
+        _best(f"micro-batch {b}", space.only(micro_batch=b), chosen)
+        for b in space.micro_batches
+        if b != case.micro_batch
+    ]
+    if case.depth > 1:
+        rows.append(_best("one device, no pipeline", space.only(depth=1), chosen))
+    return tuple(rows)
+
+
+def closest(space: Space) -> Outcome | None:
+    """The split that exceeds the memory limits least, of all cases; None when the pins leave no split."""
+    cases = [space.case(key) for key in space.all()]
+    splits = [(split.value, number) for number, case in enumerate(cases) if (split := case.least_memory())]
+    if not splits:
+        return None
+    case = cases[min(splits)[1]]
+    split = case.least_memory()
+    return outcome(case, split.positions) if split else None
+
+
+def _baselines(chosen: Outcome) -> Iterator[Rejected]:
+    """What simple rules would do at the plan's depth, with its schedule and micro-batch."""
+    if chosen.case.depth == 1:
+        return
+    for name, rule in BASELINES.items():
+        cuts = rule(chosen.case.setting.profile, chosen.case.depth)
+        if cuts is not None:
+            other = outcome(chosen.case, chosen.case.ranges.places(cuts))
+            yield _row(f"{name}, {chosen.case.schedule.name}", other, chosen)
+
+
+def _best(what: str, space: Space, chosen: Outcome) -> Rejected:
+    """The best of a part of the space, or what comes closest to fitting."""
+    best = search(space).best
+    other = outcome(best.case, best.found.positions) if best else closest(space)
+    if other is None:
+        return Rejected(what, "cannot run: shape, pins or layers that must not split their backward forbid it")
+    return _row(what, other, chosen)
+
+
+def _depths(depths: Sequence[int], own: int) -> list[int]:
+    """Other depths than 1: all where they are few, else the neighbours, the powers of two and the deepest."""
+    others = [depth for depth in depths if depth not in (1, own)]
+    if len(others) <= _MOST:
+        return others
+    return [d for d in others if abs(d - own) == 1 or d & (d - 1) == 0 or d == others[-1]]
+
+
+def _row(what: str, other: Outcome, chosen: Outcome) -> Rejected:
+    line = other.timeline
+    return Rejected(what, _reason(other, chosen), line.step_s, line.idle, other.peak_bytes)
+
+
+def _reason(other: Outcome, chosen: Outcome) -> str:
+    rank = other.over_limit()
+    if rank is not None:
+        return f"over the {format_bytes(other.case.setting.limits[rank])} limit on rank {rank}"
+    slower = other.timeline.step_s / chosen.timeline.step_s - 1
+    if abs(slower) >= _SAME:
+        return format_percent(slower, sign=True) + ("" if slower > 0 else ", but not asked for")
+    if other.case is chosen.case and other.bounds == chosen.bounds:
+        return "the same cuts"
+    if other.case.depth > chosen.case.depth:
+        return "as fast, on more devices"
+    return "as fast, with more memory" if other.peak_bytes > chosen.peak_bytes else "as fast"

@@ -1,0 +1,77 @@
+"""An outcome in the words of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autopipe.core.plan import Prediction, Rejected, Stage, TiedParameter
+from autopipe.core.units import format_duration, format_percent
+from autopipe.planning.outcome import Outcome
+from autopipe.planning.space import Space
+
+
+def can_split(chosen: Outcome) -> list[bool]:
+    """Of each stage, whether all its layers may split their backward."""
+    layers = chosen.case.setting.profile.layers
+    return [all(layer.can_split_backward for layer in layers[a:b]) for a, b in chosen.bounds]
+
+
+def stages(chosen: Outcome) -> tuple[Stage, ...]:
+    """The stages with their layers, costs and boundaries."""
+    profile = chosen.case.setting.profile
+    return tuple(
+        Stage(
+            index=index,
+            rank=chosen.case.schedule.placement[index],
+            start=start,
+            stop=stop,
+            layers=tuple(layer.name for layer in profile.layers[start:stop]),
+            modules=tuple(dict.fromkeys(m for layer in profile.layers[start:stop] for m in layer.modules)),
+            costs=chosen.costs[index],
+            receives=profile.crossing(start),
+            sends=profile.crossing(stop) if stop < len(profile.layers) else (),
+            recompute=tuple(profile.layers[i].name for i in chosen.recompute[index]),
+        )
+        for index, (start, stop) in enumerate(chosen.bounds)
+    )
+
+
+def ties(chosen: Outcome) -> tuple[TiedParameter, ...]:
+    """The parameters that more than one stage holds."""
+    found = []
+    for tie in chosen.case.setting.profile.ties:
+        holders = tuple(s for s, (a, b) in enumerate(chosen.bounds) if any(a <= layer < b for layer in tie.layers))
+        if len(holders) > 1:
+            found.append(TiedParameter(tie.name, holders, tie.bytes))
+    return tuple(found)
+
+
+def prediction(chosen: Outcome, global_batch: int) -> Prediction:
+    """What the simulator expects."""
+    line = chosen.timeline
+    return Prediction(line.step_s, global_batch / line.step_s, line.idle, line.peak_bytes)
+
+
+_NOISY = 0.05
+"""Above this spread of the model's time a plan says that its profile is noisy."""
+
+
+def notes(space: Space, chosen: Outcome, others: Sequence[Rejected]) -> Iterator[str]:
+    """What a reader should know: a noisy profile, fewer devices used than offered, what recomputes."""
+    noise = chosen.case.setting.profile.noise
+    if noise > _NOISY:
+        yield (
+            f"the profile's timings varied by {format_percent(noise)}: the machine was busy, and the prediction is no "
+            f"better than that; profile again when it is idle"
+        )
+    used, offered = chosen.case.depth, max(space.depths)
+    if used < offered:
+        wider = next((row for row in others if row.what == f"{offered} stages" and row.step_s is not None), None)
+        cost = f": {wider.what} would take {format_duration(wider.step_s or 0)} ({wider.reason})" if wider else ""
+        yield f"{used} of {offered} devices {'are' if used > 1 else 'is'} used, which is fastest{cost}"
+    again = sum(map(len, chosen.recompute))
+    if again and chosen.case.recompute == "auto":
+        part = sum(chosen.case.ranges.layers.forward[i] for stage in chosen.recompute for i in stage)
+        total = chosen.case.ranges.layers.forward.sum()
+        who = f"{again} layers recompute their" if again > 1 else "1 layer recomputes its"
+        yield f"{who} activations to fit, {format_percent(part / total)} of the forward"

@@ -1,0 +1,133 @@
+"""The search for a plan: depth × micro-batch × schedule × recomputation, and where to cut.
+
+Every combination is a case with a bound; the cases are solved best bound first until no bound can beat the best step.
+``plan`` checks what was asked for, runs the search and writes the answer down; the parts are in autopipe/planning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+from autopipe import __version__
+from autopipe.core.cluster import Cluster
+from autopipe.core.errors import UsageError
+from autopipe.core.plan import FileRef, ModelRef, Plan, ScheduleTable
+from autopipe.core.profile import OPTIMIZER_STATE, Profile, content_digest
+from autopipe.core.validation import validate
+from autopipe.planning.limits import limited_by
+from autopipe.planning.nofit import no_plan_fits
+from autopipe.planning.outcome import outcome
+from autopipe.planning.request import pinned_stages, wanted_depths, wanted_kinds, wanted_micro_batches
+from autopipe.planning.space import Space, search
+from autopipe.planning.tables import Setting
+from autopipe.planning.whynot import rejected
+from autopipe.planning.writing import can_split, notes, prediction, stages, ties
+
+RECOMPUTE = ("auto", "none", "all")
+
+
+def plan(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    devices: int | None = None,
+    micro_batches: Sequence[int] | None = None,
+    depths: Sequence[int] | None = None,
+    schedules: Sequence[str] | None = None,
+    memory_bytes: int | None = None,
+    headroom: float = 0.05,
+    optimizer: str | None = None,
+    recompute: str = "auto",
+    pins: Mapping[str, int] | None = None,
+    model: ModelRef | None = None,
+    profile_ref: FileRef | None = None,
+    cluster_ref: FileRef | None = None,
+) -> Plan:
+    """The fastest plan that fits, by simulation.
+
+    Searched are the depths asked for (default: 1 to the number of devices), the profile's micro-batch sizes that
+    divide ``global_batch``, and the schedules that keep one stage on a rank; stage s runs on rank s. ``devices``
+    takes the first so many of the cluster. A rank may use min(its memory, ``memory_bytes``) × (1 − headroom).
+    ``recompute`` is ``none``, ``all``, or ``auto``: on the layers where it is cheapest, and only where a stage would
+    not fit. ``pins`` fixes the stage of layers, by name.
+
+    ``lower_bound_s`` holds for every split, depth, micro-batch size, schedule and choice of recomputed layers in that
+    space. Equal arguments give equal plans.
+
+    Raises NoPlanFits where every plan needs more memory than there is, and UsageError for arguments that cannot be
+    meant.
+    """
+    offered = cluster.take(devices) if devices is not None else cluster
+    setting = _setting(profile, offered, memory_bytes, headroom, optimizer, pins)
+    space = Space(
+        setting,
+        global_batch,
+        wanted_depths(profile, offered, setting.pins, depths),
+        wanted_micro_batches(profile, global_batch, micro_batches),
+        wanted_kinds(schedules),
+        _one_of(recompute, RECOMPUTE, "recompute"),
+    )
+    answer = search(space)
+    if answer.best is None:
+        raise no_plan_fits(space, free_depth=depths is None)
+    chosen = outcome(answer.best.case, answer.best.found.positions)
+    validate(chosen.case.schedule, can_split_backward=can_split(chosen))
+    others = rejected(space, chosen)
+    bound_s = min(answer.lower_bound_s, chosen.timeline.step_s)  # equal but for rounding where the bound is met
+    return Plan(
+        model=model or ModelRef(profile.model),
+        profile=profile_ref or FileRef(profile.digest),
+        cluster=cluster_ref or FileRef(content_digest(asdict(cluster))),
+        device=profile.device,
+        dtype=profile.dtype,
+        threads=profile.threads,
+        optimizer=setting.optimizer,
+        global_batch=global_batch,
+        micro_batch=chosen.case.micro_batch,
+        micro_batches=chosen.case.schedule.micro_batches,
+        depth=chosen.case.depth,
+        replicas=1,
+        stages_per_rank=1,
+        schedule=ScheduleTable.of(chosen.case.schedule),
+        stages=stages(chosen),
+        hops=setting.hops(chosen.case.depth),
+        ties=ties(chosen),
+        overhead_s=profile.overhead_s,
+        memory_limit_bytes=setting.limits[: chosen.case.depth],
+        predicted=prediction(chosen, global_batch),
+        lower_bound_s=bound_s,
+        gap=chosen.timeline.step_s / bound_s - 1,
+        limited_by=limited_by(space, chosen),
+        noise=profile.noise,
+        rejected=others,
+        notes=tuple(notes(space, chosen, others)),
+        provenance={"autopipe": __version__},
+    )
+
+
+def _setting(
+    profile: Profile,
+    cluster: Cluster,
+    memory_bytes: int | None,
+    headroom: float,
+    optimizer: str | None,
+    pins: Mapping[str, int] | None,
+) -> Setting:
+    if not 0 <= headroom < 1:
+        raise UsageError(f"headroom is {headroom}: it is the part of memory kept free, from 0 to below 1")
+    if memory_bytes is not None and memory_bytes <= 0:
+        raise UsageError(f"memory is {memory_bytes} bytes: it must be positive")
+    name = _one_of(optimizer or profile.optimizer, OPTIMIZER_STATE, "optimizer")
+    limits = tuple(
+        int(min(device.memory_bytes, memory_bytes or device.memory_bytes) * (1 - headroom))
+        for device in cluster.ranks()
+    )
+    return Setting(profile, cluster, name, limits, pinned_stages(profile, pins or {}))
+
+
+def _one_of(value: str, known: Iterable[str], what: str) -> str:
+    if value not in known:
+        raise UsageError(f"{what} {value!r} is not known: use one of {', '.join(known)}")
+    return value

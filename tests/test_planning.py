@@ -1,0 +1,216 @@
+"""The parts of the search: tables against stage_cost, recomputation and bounds against brute force."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopipe.core.cluster import Link
+from autopipe.core.profile import Profile, Tie
+from autopipe.core.schedule import kind
+from autopipe.core.stage import StageCost, stage_cost
+from autopipe.core.timeline import Timeline
+from autopipe.planning.bounds import quick_bound_s, stage_rows
+from autopipe.planning.cases import Case
+from autopipe.planning.outcome import outcome
+from autopipe.planning.ranges import Ranges
+from autopipe.planning.request import one_stage_kinds
+from autopipe.planning.tables import Setting
+from autopipe.simulate import peak_loads, simulate
+from autopipe.solvers.brute import splits
+from tests.synthetic import chain, cluster, random_schedule
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def random_profile(rng: random.Random, layers: int) -> Profile:
+    """Uneven layers, some cuts illegal, some parameters tied, equal costs often."""
+    pool = [rng.uniform(0.5, 2) for _ in range(rng.choice([1, 2, layers]))]
+    ties = [Tie("tied", (0, layers - 1), 64)] if layers > 1 and rng.random() < 0.5 else []
+    return chain(
+        [rng.choice(pool) for _ in range(layers)],
+        backward_s=[rng.choice(pool) for _ in range(layers)],
+        parameter_bytes=[64 + 4 * rng.randint(0, 50) for _ in range(layers)],
+        held_bytes=[rng.randint(0, 400) for _ in range(layers)],
+        output_elements=rng.randint(1, 40),
+        optimizer_s=rng.choice([0.0, 0.3]),
+        workspace_bytes=rng.randint(0, 50),
+        legal=[rng.random() < 0.8 for _ in range(layers)],
+        ties=ties,
+        overhead_s=rng.choice([0.0, 0.1]),
+        micro_batches=(1, 2),
+        constant=[i for i in range(layers) if rng.random() < 0.2],
+    )
+
+
+def random_case(rng: random.Random, *, limit: int = 2**40, recompute: str = "none") -> Case:
+    profile = random_profile(rng, rng.randint(1, 5))
+    depth = rng.randint(1, min(4, len(profile.legal_cuts()) + 1))
+    link = Link(rng.choice([0.0, 0.2]), rng.choice([50.0, 1e9]))
+    speeds = [rng.choice([1.0, 1.0, 2.0, 0.7]) for _ in range(depth)]
+    setting = Setting(profile, cluster(depth, link=link, speeds=speeds), "adamw", (limit,) * depth, {})
+    ranges = Ranges.of(profile, 1, optimizer="adamw", recompute_all=recompute == "all")
+    batches = rng.randint(1, 5)
+    tables = [k.schedule(depth, batches) for k in one_stage_kinds()]
+    tables.append(random_schedule(rng, ranks=depth, stages=depth, micro_batches=batches, in_order=True))
+    table = rng.choice(tables)
+    return Case(setting, ranges, table, 1, recompute)
+
+
+@given(seeds, st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_ranges_are_stage_costs(seed: int, recompute_all: bool) -> None:
+    rng = random.Random(seed)
+    profile = random_profile(rng, rng.randint(1, 7))
+    ranges = Ranges.of(profile, 2, optimizer="sgd", recompute_all=recompute_all)
+    for a, b in itertools.combinations(range(len(ranges.ends)), 2):
+        start, stop = ranges.ends[a], ranges.ends[b]
+        again = range(start, stop) if recompute_all else ()
+        cost = stage_cost(profile, start, stop, 2, optimizer="sgd", recompute=again)
+        for field in ("forward", "backward", "input_grad", "weight_grad", "optimizer"):
+            seconds = getattr(ranges, field)[a, b] * ranges.tick_s
+            assert seconds == pytest.approx(getattr(cost, f"{field}_s"), rel=1e-9, abs=1e-12)
+        assert ranges.static[a, b] == cost.static_bytes
+        assert ranges.held[a, b] == cost.held_after_forward_bytes
+        assert ranges.held_after_input_grad[a, b] == cost.held_after_input_grad_bytes
+        assert ranges.workspace[a, b] == cost.workspace_bytes
+        assert (ranges.activations[a], ranges.gradients[b]) == (cost.receive_bytes, cost.receive_grad_bytes)
+        assert (ranges.activations[b], ranges.gradients[a]) == (cost.send_bytes, cost.send_grad_bytes)
+
+
+@given(seeds, st.sampled_from(["none", "all", "auto"]), st.integers(300, 4000))
+@settings(max_examples=120, deadline=None)
+def test_cases_and_the_plain_simulator_agree(seed: int, recompute: str, limit: int) -> None:
+    case = random_case(random.Random(seed), limit=limit, recompute=recompute)
+    for found in case.measured(splits(case.ranges.pieces, case.depth)):
+        again = tuple(layer for stage in case.recomputed(found.positions) for layer in stage)
+        line = _simulated(case, found.positions, again)
+        assert line.step_s == pytest.approx(found.step_s, rel=1e-9)
+        assert max(line.peak_bytes) == found.bytes
+        full = outcome(case, found.positions)  # drops layers that need not recompute
+        assert full.over_limit() is None
+        assert full.timeline.step_s <= line.step_s * (1 + 1e-9)
+
+
+@given(seeds, st.sampled_from(["none", "all", "auto"]), st.integers(300, 4000))
+@settings(max_examples=120, deadline=None)
+def test_what_is_not_allowed_does_not_fit(seed: int, recompute: str, limit: int) -> None:
+    case = random_case(random.Random(seed), limit=limit, recompute=recompute)
+    every = list(splits(case.ranges.pieces, case.depth))
+    allowed = {found.positions for found in case.measured(every)}
+    assert case.fits() == bool(allowed)
+    for positions in every:
+        if positions not in allowed:
+            assert outcome(case, positions).over_limit() is not None
+
+
+@given(seeds, st.floats(0.3, 1.1))
+@settings(max_examples=80, deadline=None)
+def test_nothing_beats_the_bounds(seed: int, part: float) -> None:
+    """Every split, and every choice of recomputed layers, that fits takes at least as long as the bounds say."""
+    free = random_case(random.Random(seed), recompute="auto")
+    every = list(splits(free.ranges.pieces, free.depth))
+    limit = int(part * min(max(_simulated(free, positions, ()).peak_bytes) for positions in every))
+    case = random_case(random.Random(seed), limit=limit, recompute="auto")
+    bound = case.lower_bound_s
+    quick = quick_bound_s(case.setting, case.ranges, case.depth, case.schedule.micro_batches)
+    layers = range(len(case.setting.profile.layers))
+    for positions in every:
+        for again in itertools.product((False, True), repeat=len(layers)):
+            line = _simulated(case, positions, tuple(itertools.compress(layers, again)))
+            if all(peak <= limit for peak in line.peak_bytes):
+                assert min(line.step_s / bound, line.step_s / quick) >= 1 - 1e-9
+
+
+def _simulated(case: Case, positions: tuple[int, ...], again: tuple[int, ...]) -> Timeline:
+    profile, ends = case.setting.profile, case.ranges.ends
+    costs: list[StageCost] = []
+    for stage, (a, b) in enumerate(itertools.pairwise(positions)):
+        speed = case.setting.speeds(case.depth)[stage]
+        cost = stage_cost(profile, ends[a], ends[b], 1, speed=speed, optimizer="adamw", recompute=again)
+        split = [tie for tie in profile.ties if 0 < sum(ends[a] <= n < ends[b] for n in tie.layers) < len(tie.layers)]
+        sums_s = sum(case.setting.sum_s(tie, case.depth) for tie in split)
+        costs.append(replace(cost, optimizer_s=cost.optimizer_s + sums_s))
+    return simulate(case.schedule, costs, case.setting.hops(case.depth), overhead_s=profile.overhead_s)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", ["GPipe", "1F1B"])
+def test_the_bound_is_met_by_equal_stages(name: str, ranks: int) -> None:
+    profile = chain([1.0] * ranks)
+    setting = Setting(profile, cluster(ranks), "adamw", (2**40,) * ranks, {})
+    case = Case(setting, Ranges.of(profile, 1, optimizer="adamw"), kind(name).schedule(ranks, 2 * ranks), 1, "none")
+    assert case.best is not None
+    assert case.lower_bound_s == pytest.approx(case.best.step_s)
+
+
+def test_slow_links_raise_the_bound_by_round_trips() -> None:
+    """With 1F1B's few micro-batches in flight a slow link is waited for again and again; no bound on work sees it."""
+    profile = chain([1.0] * 4)
+    setting = Setting(profile, cluster(4, link=Link(10.0, 1e18)), "adamw", (2**40,) * 4, {})
+    case = Case(setting, Ranges.of(profile, 1, optimizer="adamw"), kind("1F1B").schedule(4, 16), 1, "none")
+    assert case.best is not None
+    assert case.lower_bound_s > 0.9 * case.best.step_s
+
+
+def test_rows_of_1f1b() -> None:
+    rows = stage_rows(kind("1F1B").schedule(4, 8))
+    assert [row.rounds for row in rows] == [2, 3, 4, 8]
+    assert {row.counts for row in rows} == {(8, 8, 0, 0)}
+    assert {(row.splits, row.trailing) for row in rows} == {(False, 0)}
+    assert [row.rounds for row in stage_rows(kind("GPipe").schedule(3, 8))] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [(6000, ()), (5999, (1,)), (5000, (1,)), (4999, (0, 1)), (3000, (0, 1)), (2999, None)],
+)
+def test_the_cheapest_layers_recompute_first(limit: int, expected: tuple[int, ...] | None) -> None:
+    """Three layers hold 1000 bytes for each of two micro-batches; the second is cheapest to run again, then the first.
+
+    A layer that runs again needs its 1000 bytes as workspace meanwhile: 6000, 4000 + 1000, 2000 + 1000. The last
+    layer keeps what it holds.
+    """
+    profile = chain([3.0, 1.0, 0.5], held_bytes=1000, output_elements=0)
+    setting = Setting(profile, cluster(1), "sgd", (limit,), {})
+    case = Case(setting, Ranges.of(profile, 1, optimizer="sgd"), kind("GPipe").schedule(1, 2), 1, "auto")
+    full = outcome(case, (0, 3))
+    assert case.fits() == (expected is not None) == (full.over_limit() is None)
+    if expected is not None:
+        assert full.recompute == (expected,)
+
+
+def test_layers_that_a_later_one_made_needless_are_dropped() -> None:
+    """In the order of seconds for each byte the small layer comes first, but the large one alone frees enough."""
+    profile = chain([0.1, 2.0, 1.0], held_bytes=[100, 1000, 10], output_elements=0)
+    setting = Setting(profile, cluster(1), "sgd", (2300,), {})
+    case = Case(setting, Ranges.of(profile, 1, optimizer="sgd"), kind("GPipe").schedule(1, 3), 1, "auto")
+    assert case.recomputed((0, 3)) == ((0, 1),)
+    assert outcome(case, (0, 3)).recompute == ((1,),)
+
+
+def test_moving_cuts_mostly_finds_the_best_split() -> None:
+    """It is not promised to; but here all splits can be tried, and a search that often fell short would be broken."""
+    found = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        profile = random_profile(rng, 10)
+        depth = min(4, len(profile.legal_cuts()) + 1)
+        setting = Setting(profile, cluster(depth), "adamw", (2**40,) * depth, {})
+        case = Case(setting, Ranges.of(profile, 1, optimizer="adamw"), kind("1F1B").schedule(depth, 8), 1, "none")
+        best, refined = case.best, case.refined()
+        assert best is not None
+        assert refined is not None
+        assert refined.step_s <= 1.02 * best.step_s
+        found += refined.step_s <= best.step_s * (1 + 1e-9)
+    assert found >= 38
+
+
+def test_peak_loads_of_many_micro_batches_are_few() -> None:
+    assert len(peak_loads(kind("GPipe").schedule(1, 500), 0)) == 1
+    assert len(peak_loads(kind("1F1B").schedule(8, 500), 0)) == 1
