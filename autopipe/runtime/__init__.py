@@ -1,0 +1,1 @@
+"""Everything that touches torch: capture, stages, measuring, running, checking."""

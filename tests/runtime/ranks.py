@@ -1,0 +1,87 @@
+"""Real gloo ranks for tests: processes that are started once and run many functions."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+TIMEOUT_S = 240.0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _serve(rank: int, pipe: Connection) -> None:
+    from autopipe.runtime.launch import process_group
+
+    while True:
+        job = pipe.recv()
+        if job is None:
+            return
+        function, args, ranks, port = job
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(ranks),
+            LOCAL_WORLD_SIZE=str(ranks),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+        )
+        try:
+            with process_group(1, "cpu"):
+                result = function(*args)
+            pipe.send((True, result))
+        except BaseException as error:
+            pipe.send((False, (repr(error), traceback.format_exc())))
+
+
+class Ranks:
+    """A pool; ``run`` gives what the function returned on each rank, or fails with the first rank's traceback."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._workers: list[tuple[Any, Connection]] = []
+
+    def run(self, function: Callable[..., Any], *args: Any, ranks: int) -> list[Any]:
+        self._grow(ranks)
+        port = _free_port()
+        pipes = [pipe for _, pipe in self._workers[:ranks]]
+        for pipe in pipes:
+            pipe.send((function, args, ranks, port))
+        results: dict[int, Any] = {}
+        while len(results) < ranks:
+            ready = wait([p for r, p in enumerate(pipes) if r not in results], TIMEOUT_S)
+            if not ready:
+                self.close()
+                raise TimeoutError(f"ranks {set(range(ranks)) - set(results)} did not finish in {TIMEOUT_S} s")
+            for pipe in ready:
+                good, value = pipe.recv()
+                rank = pipes.index(pipe)
+                if not good:
+                    self.close()
+                    raise AssertionError(f"rank {rank} raised {value[0]}\n{value[1]}")
+                results[rank] = value
+        return [results[rank] for rank in range(ranks)]
+
+    def _grow(self, ranks: int) -> None:
+        while len(self._workers) < ranks:
+            mine, theirs = self._context.Pipe()
+            rank = len(self._workers)
+            process = self._context.Process(target=_serve, args=(rank, theirs), daemon=True)
+            process.start()
+            self._workers.append((process, mine))
+
+    def close(self) -> None:
+        for process, _ in self._workers:
+            process.kill()
+        for process, _ in self._workers:
+            process.join()
+        self._workers.clear()

@@ -1,0 +1,148 @@
+"""Stages under torch's pipeline runtime on real ranks: gradients of one process, by name."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from autopipe.core.schedule import Action, Op, Order, Schedule
+from autopipe.runtime.runner import Runner
+from tests.models import ZOO
+from tests.runtime.chained import captured_case, eager, legal_cuts, reference_of
+from tests.runtime.ranks import Ranks
+
+MICRO_BATCHES, ROWS = 4, 2
+SMALL = 1e-3
+
+
+def order(placement: tuple[int, ...], *, split: bool) -> Order:
+    """One forward, one backward, a stage at a time; with ``split`` W runs two micro-batches late, or at the end."""
+    ranks = 1 + max(placement)
+    table = []
+    for rank in range(ranks):
+        mine = [stage for stage, where in enumerate(placement) if where == rank]
+        row = [Action(stage, Op.F, m) for stage in mine for m in range(MICRO_BATCHES)]
+        if len(mine) == 1 and len(placement) == ranks:
+            row = one_f_one_b(mine[0], ranks)
+        else:
+            row += [Action(stage, Op.B, m) for stage in reversed(mine) for m in range(MICRO_BATCHES)]
+        table.append(tuple(delayed(row) if split else row))
+    return tuple(table)
+
+
+def one_f_one_b(stage: int, stages: int) -> list[Action]:
+    warm = min(MICRO_BATCHES, stages - stage)
+    row = [Action(stage, Op.F, m) for m in range(warm)]
+    for m in range(MICRO_BATCHES):
+        row.append(Action(stage, Op.B, m))
+        if warm + m < MICRO_BATCHES:
+            row.append(Action(stage, Op.F, warm + m))
+    return row
+
+
+def delayed(row: list[Action]) -> list[Action]:
+    made: list[Action] = []
+    waiting: list[Action] = []
+    for action in row:
+        if action.op is Op.B:
+            made.append(Action(action.stage, Op.I, action.micro_batch))
+            waiting.append(Action(action.stage, Op.W, action.micro_batch))
+            if len(waiting) > 2:
+                made.append(waiting.pop(0))
+        else:
+            made.append(action)
+    return made + waiting
+
+
+def worst_difference(
+    name: str, cuts: list[int], placement: tuple[int, ...], split: bool, recompute: list[int]
+) -> tuple[float, str]:
+    """Run on every rank: two SGD steps on stages and in eager mode; the largest relative difference and where."""
+    case = ZOO[name]
+    captured = captured_case(case, batch=4 if case.fixed else ROWS)
+    reference = reference_of(case, captured.model)
+    rows = captured.micro_batch or ROWS
+    runner = Runner(
+        captured,
+        Schedule("test", placement, order(placement, split=split)),
+        cuts,
+        micro_batch=rows,
+        loss_fn=case.loss_fn,
+        device=torch.device("cpu"),
+        recompute=recompute,
+    )
+    worst = (0.0, "")
+    for step in range(2):
+        torch.manual_seed(step)
+        batches = [case.example_batch(rows) for _ in range(MICRO_BATCHES)]
+        losses = runner.backward([captured.bind(inputs) for inputs, _ in batches], [target for _, target in batches])
+        expected = eager(case, reference, batches)
+        if losses:
+            worst = max(worst, (abs(sum(map(float, losses)) - sum(expected)), "loss"))
+        worst = max(worst, compared(captured.model, reference, runner))
+        for parameters in (list(reference.parameters()), runner.parameters):
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.data -= 0.1 * parameter.grad
+                    parameter.grad = None
+    return worst
+
+
+def compared(model: Any, reference: Any, runner: Runner) -> tuple[float, str]:
+    held = {name for module in runner.modules for name, _ in module.named_parameters()}
+    buffers = {name for module in runner.modules for name, _ in module.named_buffers()}
+    named = {name: parameter.grad for name, parameter in reference.named_parameters()}
+    scale = SMALL * max(float(g.abs().max()) for g in named.values() if g is not None)
+    worst = (0.0, "")
+    for name, parameter in model.named_parameters():
+        expected, found = named[name], parameter.grad
+        if name not in held or (expected is None and found is None):
+            continue
+        assert found is not None, f"{name} got no gradient"
+        right = torch.zeros_like(found) if expected is None else expected
+        off = float((found - right).abs().max()) / max(float(right.abs().max()), scale)
+        worst = max(worst, (off, name))
+    others = dict(reference.named_buffers())
+    for name, buffer in model.named_buffers():
+        if name in buffers and buffer.numel():
+            worst = max(worst, (float((buffer.double() - others[name].double()).abs().max()), name))
+    return worst
+
+
+def check(ranks: Ranks, name: str, stages: int, placement: tuple[int, ...], split: bool, seed: int = 0) -> None:
+    captured = captured_case(ZOO[name])
+    draw = random.Random(seed)
+    cuts = sorted(draw.sample(legal_cuts(captured), stages - 1))
+    recompute = [n for n in range(len(captured.layers)) if draw.random() < 0.3]
+    for worst, where in ranks.run(worst_difference, name, cuts, placement, split, recompute, ranks=1 + max(placement)):
+        assert worst < 1e-5, (where, cuts, recompute)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["B", "IW"])
+@pytest.mark.parametrize("name", ["gpt2", "unet_inplace"])
+def test_three_ranks(ranks: Ranks, name: str, split: bool) -> None:
+    check(ranks, name, 3, (0, 1, 2), split)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["B", "IW"])
+@pytest.mark.parametrize("placement", [(0, 1, 1, 0), (0, 1, 0, 1)], ids=["v", "loop"])
+def test_two_stages_on_each_of_two_ranks(ranks: Ranks, placement: tuple[int, ...], split: bool) -> None:
+    check(ranks, "gpt2", 4, placement, split)
+    check(ranks, "late_detached", 4, placement, split)
+
+
+def test_a_frozen_stage_sends_no_gradient(ranks: Ranks) -> None:
+    for worst, where in ranks.run(worst_difference, "lora", [2, 4], (0, 1, 2), True, [], ranks=3):
+        assert worst < 1e-5, where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [case.name for case in ZOO.values() if not case.refused])
+def test_the_whole_zoo_on_ranks(ranks: Ranks, name: str) -> None:
+    most = len(legal_cuts(captured_case(ZOO[name]))) + 1
+    check(ranks, name, min(most, 3), tuple(range(min(most, 3))), split=True)
+    if most >= 4:
+        check(ranks, name, 4, (0, 1, 1, 0), split=len(name) % 2 == 0, seed=1)
