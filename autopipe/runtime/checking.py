@@ -1,0 +1,233 @@
+"""Run a plan on local processes, and compare: step time, stage times, peak memory; losses and gradients."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autopipe.core import files
+from autopipe.core.errors import FileError, ModelError, UsageError
+from autopipe.core.plan import Plan
+from autopipe.core.result import CheckResult, Measured, MeasuredStage, Parity
+from autopipe.core.schedule import Op
+from autopipe.core.timeline import Memory, Span, Timeline
+from autopipe.runtime import launch
+from autopipe.runtime.capture import Captured, capture
+from autopipe.runtime.devices import cores, own_device
+from autopipe.runtime.measure import spread
+from autopipe.runtime.memory import LiveBytes, resident_bytes
+from autopipe.runtime.parity import TOLERANCE, RankParity, compare, has_dropout, relative, without_dropout
+from autopipe.runtime.runner import Runner, make_optimizer
+from autopipe.runtime.workload import InMemory, Inputs, ModelFile, Source, Workload, rows
+
+WARM_STEPS = 2
+MIN_STEPS, MAX_STEPS = 5, 30
+MEASURING_S = 10.0
+"""About how long warm steps are repeated, between the fewest and the most."""
+
+
+@dataclass
+class RankResult:
+    """What one rank brings back."""
+
+    parity: RankParity
+    steps: list[list[Span]]
+    peak_bytes: int
+    resident_bytes: int
+    notes: tuple[str, ...]
+
+
+def check(
+    plan: Plan | str | Path,
+    *,
+    model: str | InMemory | None = None,
+    timeout_s: float | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> CheckResult:
+    """Run a plan and compare it with its prediction and with one process.
+
+    ``model`` replaces the plan's model file; a plan for a model that was never a file needs it. ``timeout_s`` is how
+    long no rank may move, by default the larger of 30 s and 10 predicted steps. Raises FileError when the model file
+    is not the one that was planned, RankFailed when a rank dies or hangs.
+    """
+    folder = Path(plan).parent if isinstance(plan, str | Path) else Path()
+    plan = plan if isinstance(plan, Plan) else files.load(plan)
+    source = _source(plan, folder, model)
+    limit = max(30.0, 10 * plan.predicted.step_s) if timeout_s is None else timeout_s
+    kind = "cuda" if torch.cuda.is_available() and not plan.device.startswith("cpu") else "cpu"
+    ranks = launch.launch(
+        check_rank,
+        (plan, source, kind),
+        ranks=plan.depth * plan.replicas,
+        timeout_s=limit,
+        threads=plan.threads,
+        device=kind,
+        progress=progress,
+    )
+    return combine(plan, ranks, kind)
+
+
+def _source(plan: Plan, folder: Path, model: str | InMemory | None) -> Source:
+    if isinstance(model, InMemory):
+        return model
+    if model is None and plan.model.path is None:
+        raise UsageError(f"the plan of {plan.model.name} names no model file: give one with --model FILE")
+    if model is not None:
+        return ModelFile.parse(model)
+    source = ModelFile(str(folder / str(plan.model.path)), plan.model.builder)
+    if plan.model.digest and source.digest != plan.model.digest:
+        raise FileError(
+            f"{source.path} has changed since it was planned (digest {source.digest[:12]}, "
+            f"planned {plan.model.digest[:12]}): plan again, or give --model {source.path} to run it all the same"
+        )
+    return source
+
+
+def check_rank(plan: Plan, source: Source, kind: str) -> RankResult:
+    """One rank's part: parity first, then warm steps with the clock, then one under the memory counter."""
+    device = own_device(kind)
+    launch.beat.phase("building the model")
+    workload = source.open()
+    workload.model.to(device)
+    batch = workload.batch(plan.global_batch)
+    parity, notes = _parity(plan, workload, batch, device)
+    launch.beat.phase("capturing")
+    captured = capture_for(plan, workload, batch)
+    runner = _runner(plan, captured, workload, device)
+    optimizer = make_optimizer(plan.optimizer, runner.parameters, lr=1e-6)
+    inputs, targets = runner.split(*batch)
+    steps = []
+    launch.beat.phase("running warm steps")
+    for index in range(WARM_STEPS + steps_to_measure(plan.predicted.step_s)):
+        runner.timed_step(inputs, targets, optimizer)
+        if index >= WARM_STEPS:
+            steps.append(runner.recorder.spans())
+    launch.beat.phase("counting memory")
+    peak = _peak_bytes(runner, inputs, targets, optimizer)
+    return RankResult(parity, steps, peak, resident_bytes(), (*captured.notes, *notes))
+
+
+def capture_for(plan: Plan, workload: Workload, batch: tuple[Inputs, Any]) -> Captured:
+    """The model's graph for the plan's micro-batch. Raises ModelError when its layers are not the plan's."""
+    inputs, _ = rows(batch, 0, max(plan.micro_batch, min(2, plan.global_batch)))
+    captured = capture(workload.model, inputs)
+    names = tuple(layer.name for layer in captured.layers)
+    planned = tuple(name for stage in plan.stages for name in stage.layers)
+    if names != planned:
+        wrong = next((pair for pair in zip(names, planned, strict=False) if pair[0] != pair[1]), None)
+        where = f"{wrong[0]} where the plan has {wrong[1]}" if wrong else f"{len(names)} layers, planned {len(planned)}"
+        raise ModelError(f"{workload.name} is not the model that was planned: {where}. Plan it again")
+    return captured
+
+
+def _runner(plan: Plan, captured: Captured, workload: Workload, device: torch.device) -> Runner:
+    position = {layer.name: index for index, layer in enumerate(captured.layers)}
+    recompute = [position[name] for stage in plan.stages for name in stage.recompute]
+    return Runner(
+        captured,
+        plan.schedule.parsed(),
+        plan.cuts,
+        micro_batch=plan.micro_batch,
+        loss_fn=workload.loss,
+        device=device,
+        recompute=recompute,
+    )
+
+
+def _parity(
+    plan: Plan, workload: Workload, batch: tuple[Inputs, Any], device: torch.device
+) -> tuple[RankParity, tuple[str, ...]]:
+    reference = without_dropout(copy.deepcopy(workload.model))
+    plain = dataclasses.replace(workload, model=copy.deepcopy(reference))
+    notes = ("parity was checked with dropout off, in both runs",) if has_dropout(workload.model) else ()
+    runner = _runner(plan, capture_for(plan, plain, batch), workload, device)
+    return compare(runner, reference, workload, batch), notes
+
+
+def _peak_bytes(runner: Runner, inputs: Any, targets: Any, optimizer: torch.optim.Optimizer) -> int:
+    """The most bytes of tensors that were alive in a step, inputs left out."""
+    if runner.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(runner.device)
+        runner.timed_step(inputs, targets, optimizer)
+        return torch.cuda.max_memory_allocated(runner.device)
+    state = [value for held in optimizer.state.values() for value in held.values() if isinstance(value, torch.Tensor)]
+    live = LiveBytes([*runner.known_tensors(), *state])
+    with live:
+        runner.timed_step(inputs, targets, optimizer)
+    return live.peak
+
+
+def steps_to_measure(predicted_s: float) -> int:
+    """How many warm steps are timed: equal on all ranks, so it must not depend on a measurement."""
+    return max(MIN_STEPS, min(MAX_STEPS, math.ceil(MEASURING_S / max(predicted_s, 1e-9))))
+
+
+def combine(plan: Plan, ranks: list[RankResult], kind: str) -> CheckResult:
+    """The ranks' parts as one result."""
+    timelines = [_timeline(plan, [rank.steps[i] for rank in ranks], ranks) for i in range(len(ranks[0].steps))]
+    seconds = [timeline.step_s for timeline in timelines]
+    step_s = statistics.median(seconds)
+    typical = min(timelines, key=lambda timeline: abs(timeline.step_s - step_s))
+    peaks = tuple(rank.peak_bytes for rank in ranks)
+    notes = [note for rank in ranks for note in rank.notes]
+    if kind == "cpu" and len(ranks) * plan.threads > cores():
+        notes.append(f"{len(ranks)} ranks of {plan.threads} threads share {cores()} cores: parity counts, times do not")
+    return CheckResult(
+        plan_digest=plan.digest,
+        predicted=plan.predicted,
+        measured=Measured(
+            step_s, spread(seconds), plan.global_batch / step_s, peaks, tuple(rank.resident_bytes for rank in ranks)
+        ),
+        error=step_s / plan.predicted.step_s - 1,
+        parity=_joined_parity(plan, [rank.parity for rank in ranks]),
+        timeline=typical,
+        stages=tuple(_stage(timelines, stage.index) for stage in plan.stages),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _timeline(plan: Plan, parts: list[list[Span]], ranks: list[RankResult]) -> Timeline:
+    first = min(span.start_s for part in parts for span in part)
+    spans = [s._replace(start_s=s.start_s - first, end_s=s.end_s - first) for part in parts for s in part]
+    step_s = max(span.end_s for span in spans)
+    memory = tuple((Memory(0.0, rank.peak_bytes),) for rank in ranks)
+    ordered = sorted(spans, key=lambda span: (span.start_s, span.rank))
+    return Timeline(len(parts), tuple(ordered), memory, step_s, origin="measured")
+
+
+def _stage(timelines: list[Timeline], stage: int) -> MeasuredStage:
+    """Medians of a stage's forwards and backwards over all steps; I and W of a micro-batch count as one backward."""
+    sums: dict[Op, list[float]] = {op: [] for op in Op}
+    for timeline in timelines:
+        for span in timeline.spans:
+            if span.action.stage == stage:
+                sums[span.action.op].append(span.end_s - span.start_s)
+    median = {op: statistics.median(values) if values else 0.0 for op, values in sums.items()}
+    whole = sums[Op.B] or [median[Op.I] + median[Op.W]]
+    return MeasuredStage(median[Op.F], statistics.median(whole))
+
+
+def _joined_parity(plan: Plan, parts: list[RankParity]) -> Parity:
+    losses = next(part.losses for part in parts if part.losses)
+    references = parts[0].reference_losses
+    worst = max(parts, key=lambda part: (math.isnan(part.max_gradient_difference), part.max_gradient_difference))
+    tolerance = TOLERANCE[getattr(torch, plan.dtype)]
+    loss_difference = relative(losses, references)
+    passed = loss_difference <= tolerance and worst.max_gradient_difference <= tolerance
+    return Parity(
+        passed=passed,
+        max_loss_difference=loss_difference,
+        max_gradient_difference=worst.max_gradient_difference,
+        losses=tuple(losses),
+        reference_losses=tuple(references),
+        tolerance=tolerance,
+        worst=worst.worst,
+    )

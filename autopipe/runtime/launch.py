@@ -1,0 +1,354 @@
+"""Run one function on several local ranks, and end all of them whatever happens.
+
+Processes come from torch's elastic launcher, so that a function runs under the same environment as under torchrun;
+inside torchrun ``launch`` joins the processes that are there. On top of it:
+
+- every rank notes what it is doing in a small shared file (Beat); when no rank has moved for ``timeout_s``, the one
+  that computes, rather than waits for another, is named and all are killed;
+- the first rank to fail is the one whose error is raised, as the error that it was;
+- a rank that finds its parent gone ends itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import mmap
+import os
+import pickle
+import signal
+import struct
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from autopipe.core.errors import AutopipeError, RankFailed
+from autopipe.runtime.host import hurry_messages, keep_freed_memory
+
+T = TypeVar("T")
+START_TIMEOUT_S = 300.0
+"""Until a rank has begun its own work: importing torch and a model library may be slow on a cold disk."""
+_GRACE_S = 3.0
+_ROW = struct.Struct("=dqB47s88s")
+
+
+class Beat:
+    """What one rank is doing, for those who watch it: written in a microsecond, read by the parent."""
+
+    def __init__(self, folder: Path, rank: int, ranks: int) -> None:
+        self._file = open(folder / "beats", "r+b")  # noqa: SIM115  (lives as long as its map)
+        self._map = mmap.mmap(self._file.fileno(), ranks * _ROW.size)
+        self._at = rank * _ROW.size
+
+        self._phase = b""
+
+    def __call__(self, doing: str, *, waiting: bool = False) -> None:
+        """Note the time and what begins now; ``waiting`` says that another rank has to move first."""
+        row = (time.monotonic(), os.getpid(), waiting, doing.encode()[:47], self._phase[:88])
+        _ROW.pack_into(self._map, self._at, *row)
+
+    def phase(self, text: str) -> None:
+        """Begin a part of the job that a user is told of."""
+        self._phase = text.encode()
+        self(text)
+
+
+class Silent:
+    """The beat of a process that nobody watches."""
+
+    def __call__(self, doing: str, *, waiting: bool = False) -> None:
+        """Nothing."""
+
+    def phase(self, text: str) -> None:
+        """Nothing."""
+
+
+beat: Beat | Silent = Silent()
+"""Called by long-running code on every rank; see Beat."""
+
+
+def launch(
+    function: Callable[..., T],
+    args: tuple[Any, ...],
+    *,
+    ranks: int,
+    timeout_s: float,
+    threads: int = 1,
+    device: str = "cpu",
+    progress: Callable[[str], None] | None = None,
+) -> list[T]:
+    """Run ``function(*args)`` on ``ranks`` processes with a process group, and return what each returned.
+
+    ``progress`` is told rank 0's phase whenever that changes. Arguments and results are pickled, so the
+    function must be importable. Under torchrun the group that is there is used. Raises the first failing rank's
+    AutopipeError, or RankFailed when a rank raised something else, died, or did nothing for ``timeout_s``.
+    """
+    if dist.is_torchelastic_launched():
+        return _joined(function, args, ranks, threads, device)
+    with tempfile.TemporaryDirectory(prefix="autopipe-") as name:
+        folder = Path(name)
+        (folder / "beats").write_bytes(bytes(_ROW.size * ranks))
+        stop = threading.Event()
+        watch = threading.Thread(target=_watch, args=(folder, ranks, timeout_s, stop, progress), daemon=True)
+        watch.start()
+        failure: BaseException
+        try:
+            with _quiet_elastic(), _own_signals(), _main_importable():
+                results = elastic_launch(_config(ranks), _entry)(function, args, folder, threads, device, os.getpid())
+            return [results[rank] for rank in range(ranks)]
+        except ChildFailedError as error:
+            failure = _first_error(folder, error)
+        except SignalException:
+            failure = KeyboardInterrupt()
+        finally:
+            stop.set()
+            watch.join()
+            _kill_all(folder, ranks)
+            gc.collect()  # the launcher's semaphores, else Python warns of them at its end
+        raise failure
+
+
+def _config(ranks: int) -> LaunchConfig:
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        shutdown_timeout=3,
+    )
+
+
+@contextlib.contextmanager
+def _quiet_elastic() -> Iterator[None]:
+    """Keep the launcher's own log lines away: errors are told once, in our words."""
+    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Put back the signal handlers that the launcher replaces and forgets."""
+    known = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    }
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in known.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _main_importable() -> Iterator[None]:
+    """A __main__ that was read from standard input has no file that a child could import."""
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if path is None or os.path.exists(path):
+        yield
+        return
+    del main.__file__
+    try:
+        yield
+    finally:
+        main.__file__ = path
+
+
+def _entry(
+    function: Callable[..., T], args: tuple[Any, ...], folder: Path, threads: int, device: str, parent: int
+) -> T:
+    """What each process runs: set up, run, and on any error write it down before the process dies of it."""
+    global beat
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends all ranks
+    os.dup2(2, 1)  # what a model prints must not mix with results on stdout
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    beat = Beat(folder, rank, ranks)
+    beat("starting")
+    try:
+        with process_group(threads, device):
+            return function(*args)
+    except BaseException as error:
+        _note_error(folder, rank, error)
+        raise
+
+
+@contextlib.contextmanager
+def process_group(threads: int, device: str) -> Iterator[None]:
+    """The default process group for this rank's device, gone again afterwards."""
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    where = None
+    if device == "cuda":
+        where = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(where)
+    if _single_host():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else gloo resolves the host's name, which may fail
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", device_id=where)
+    hurry_messages()
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _single_host() -> bool:
+    return os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"] and sys.platform == "linux"
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _note_error(folder: Path, rank: int, error: BaseException) -> None:
+    """Write the error with its time; the file appears whole."""
+    try:
+        content = pickle.dumps(error if isinstance(error, AutopipeError) else None)
+    except Exception:
+        content = pickle.dumps(None)
+    text = "".join(traceback.format_exception(error))
+    target = folder / f"error-{rank}"
+    target.with_suffix(".new").write_bytes(pickle.dumps((time.monotonic(), content, _told(error), text)))
+    target.with_suffix(".new").rename(target)
+
+
+def _told(error: BaseException) -> str:
+    """The error in one line, with the innermost cause: torch wraps what a stage raised."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else '(no message)'}"
+
+
+def _first_error(folder: Path, failure: ChildFailedError) -> AutopipeError:
+    """The error of the rank that failed first; what others say of a lost peer is only its echo."""
+    noted = []
+    for path in folder.glob("error-*"):
+        if path.suffix != ".new":
+            noted.append((*pickle.loads(path.read_bytes()), int(path.name.removeprefix("error-"))))
+    dead = {rank: f for rank, f in failure.failures.items() if not (folder / f"error-{rank}").exists()}
+    hung = folder / "hung"
+    if hung.exists():
+        return RankFailed(hung.read_text())
+    echo = ("Connection closed by peer", "Connection reset", "Broken pipe", "connection was reset")
+    own = sorted(entry for entry in noted if not any(text in entry[2] for text in echo))
+    if own:
+        _, content, told, text, rank = own[0]
+        known = pickle.loads(content)
+        error: AutopipeError = known or RankFailed(f"rank {rank} failed: {told}")
+        error.__notes__ = [text]  # shown by --debug only
+        return error
+    rank, process = min(dead.items(), default=(failure.get_first_failure()))
+    code = process.exitcode
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return RankFailed(f"rank {rank} {how}; all other ranks were ended")
+
+
+class _Row(NamedTuple):
+    """A rank's last beat."""
+
+    at: float
+    pid: int
+    waiting: bool
+    doing: str
+    phase: str
+
+
+def _watch(
+    folder: Path, ranks: int, timeout_s: float, stop: threading.Event, progress: Callable[[str], None] | None
+) -> None:
+    """Kill all ranks when none has moved for too long, or when one has failed and the others linger."""
+    begun, failed_at, told = time.monotonic(), None, ""
+    while not stop.wait(0.2):
+        now, rows = time.monotonic(), _rows(folder, ranks)
+        if progress is not None and rows[0].phase != told:
+            told = rows[0].phase
+            progress(told)
+        if failed_at is None and any(folder.glob("error-*")):
+            failed_at = now
+        if failed_at is not None and now - failed_at > _GRACE_S:
+            _kill(rows)
+        starting = any(row.doing in ("", "starting") for row in rows)
+        limit = max(timeout_s, START_TIMEOUT_S) if starting else timeout_s
+        if failed_at is None and now - max(begun, *(row.at for row in rows)) > limit:
+            (folder / "hung").write_text(_hung_text(rows, limit))
+            _kill(rows)
+            failed_at = now
+
+
+def _hung_text(rows: list[_Row], limit: float) -> str:
+    """Blame a rank that computes before one that waits, the longest silent one first."""
+    rank = min(range(len(rows)), key=lambda r: (rows[r].waiting, rows[r].at))
+    return (
+        f"rank {rank} hung in {rows[rank].doing or 'starting'}: nothing moved for {limit:.0f} s; "
+        f"all ranks were ended. Use --timeout for a longer wait"
+    )
+
+
+def _rows(folder: Path, ranks: int) -> list[_Row]:
+    content = (folder / "beats").read_bytes()
+    rows = [_ROW.unpack_from(content, rank * _ROW.size) for rank in range(ranks)]
+    return [_Row(at, pid, bool(waiting), _text(doing), _text(phase)) for at, pid, waiting, doing, phase in rows]
+
+
+def _text(field: bytes) -> str:
+    return field.rstrip(b"\0").decode(errors="replace")
+
+
+def _kill(rows: list[_Row]) -> None:
+    for row in rows:
+        if row.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(row.pid, signal.SIGKILL)
+
+
+def _kill_all(folder: Path, ranks: int) -> None:
+    """Whatever is left, a stopped process too, when the launcher has returned or was interrupted."""
+    _kill([row for row in _rows(folder, ranks) if _is_child(row.pid)])
+
+
+def _is_child(pid: int) -> bool:
+    """Whether the process is still ours: its number may have been given away."""
+    if not pid:
+        return False
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
+
+
+def _joined(function: Callable[..., T], args: tuple[Any, ...], ranks: int, threads: int, device: str) -> list[T]:
+    """The same under torchrun: its processes are the ranks, and each gets every result."""
+    found = int(os.environ["WORLD_SIZE"])
+    if found != ranks:
+        raise RankFailed(f"torchrun started {found} processes, {ranks} are needed: use --nproc-per-node {ranks}")
+    with process_group(threads, device):
+        results: list[Any] = [None] * ranks
+        dist.all_gather_object(results, function(*args))
+        return results

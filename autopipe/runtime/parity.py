@@ -1,0 +1,143 @@
+"""Losses and gradients of the pipeline against one process that runs the model as it is.
+
+Both run the same micro-batches in order, accumulate, and take the same plain SGD steps; dropout is off in both. Each
+difference is relative to the largest reference value of its tensor. A gradient that is nothing but rounding (its
+largest value below 16 ε of the model's largest gradient, as for a bias before a softmax) is held against the model's
+largest gradient instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopipe.runtime import launch
+from autopipe.runtime.runner import Runner
+from autopipe.runtime.workload import Inputs, Workload, call, rows
+
+STEPS = 2
+LEARNING_RATE = 1e-3
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-2}
+_DROPOUT = re.compile(r"drop")
+
+
+@dataclass
+class RankParity:
+    """What one rank found: losses on the last stage's rank only, the largest difference and its tensor's name."""
+
+    losses: list[float] = field(default_factory=list)
+    reference_losses: list[float] = field(default_factory=list)
+    max_gradient_difference: float = 0.0
+    worst: str = ""
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether any module asks for dropout in training."""
+    return any(_dropout_rates(module) for module in model.modules())
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """The model with every dropout probability set to 0, in place."""
+    for module in model.modules():
+        for holder, name in _dropout_rates(module):
+            setattr(holder, name, 0.0)
+    return model
+
+
+def _dropout_rates(module: nn.Module) -> list[tuple[Any, str]]:
+    """Objects and names of non-zero dropout probabilities: of the module itself and of its configuration."""
+    holders = [module, *(getattr(module, name) for name in ("config",) if hasattr(module, name))]
+    found = []
+    for holder in holders:
+        for name, value in vars(holder).items():
+            if isinstance(value, float) and value > 0 and (_DROPOUT.search(name) or isinstance(module, _DROPOUTS)):
+                found.append((holder, name))
+    return found
+
+
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+def compare(runner: Runner, reference: nn.Module, workload: Workload, batch: tuple[Inputs, Any]) -> RankParity:
+    """Run both for a few steps and compare this rank's part."""
+    result = RankParity()
+    inputs, targets = runner.split(*batch)
+    for step in range(STEPS):
+        launch.beat.phase(f"comparing step {step + 1} of {STEPS} with one process")
+        losses = runner.backward(inputs, targets)
+        launch.beat("the step of one process")
+        expected = _reference_step(reference, workload, batch, runner)
+        result.losses += [float(torch.stack(losses).detach().sum())] if losses else []
+        result.reference_losses.append(expected)
+        _compare_gradients(runner, reference, result)
+        for model in (reference, *runner.modules):
+            _sgd(model)
+        _compare_buffers(runner, reference, result)
+    return result
+
+
+def _reference_step(reference: nn.Module, workload: Workload, batch: tuple[Inputs, Any], runner: Runner) -> float:
+    """Gradients of the mean loss over the micro-batches, accumulated in order; the loss."""
+    total = 0.0
+    size, count = runner.micro_batch, runner.schedule.micro_batches
+    for start in range(0, size * count, size):
+        inputs, target = rows(batch, start, start + size)
+        loss = workload.loss(call(reference, inputs), target) / count
+        loss.backward()
+        total += float(loss.detach())
+    return total
+
+
+def _compare_gradients(runner: Runner, reference: nn.Module, result: RankParity) -> None:
+    expected = {name: p.grad for name, p in reference.named_parameters(remove_duplicate=False)}
+    largest = max((float(g.abs().max()) for g in expected.values() if g is not None and g.numel()), default=0.0)
+    for module in runner.modules:
+        for name, parameter in module.named_parameters():
+            _note(result, name, difference(parameter.grad, expected[name], largest))
+
+
+def _compare_buffers(runner: Runner, reference: nn.Module, result: RankParity) -> None:
+    expected = dict(reference.named_buffers(remove_duplicate=False))
+    for module in runner.modules:
+        for name, buffer in module.named_buffers():
+            if name in expected:
+                _note(result, name, difference(buffer, expected[name], 0.0))
+
+
+def difference(found: torch.Tensor | None, expected: torch.Tensor | None, largest: float) -> float:
+    """The largest difference, relative as the module's docstring says; a missing gradient counts as zeros."""
+    if expected is None:
+        return 0.0 if found is None or not found.any() else float("inf")
+    if expected.numel() == 0:
+        return 0.0
+    found = torch.zeros_like(expected) if found is None else found
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(found, expected) else float("inf")
+    scale = float(expected.abs().max())
+    if scale < 16 * torch.finfo(expected.dtype).eps * largest:
+        scale = largest
+    gap = float((found.double() - expected.double()).abs().max())
+    return gap / scale if scale else gap
+
+
+def _note(result: RankParity, name: str, value: float) -> None:
+    if not value <= result.max_gradient_difference:  # NaN is the worst of all
+        result.max_gradient_difference, result.worst = value, name
+
+
+@torch.no_grad()
+def _sgd(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.sub_(parameter.grad, alpha=LEARNING_RATE)
+            parameter.grad = None
+
+
+def relative(found: Sequence[float], expected: Sequence[float]) -> float:
+    """The largest relative difference of two lists of losses."""
+    return max(abs(a - b) / abs(b) if b else abs(a) for a, b in zip(found, expected, strict=True))

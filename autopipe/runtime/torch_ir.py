@@ -1,0 +1,149 @@
+"""The only user of torch.distributed.pipelining's private names: an action table in, torch's runtime out.
+
+Facts that the code relies on (each has a test in tests/runtime/test_torch_ir.py):
+- compute actions alone are handed over; torch adds the messages, without deadlock;
+- metadata is static, so that no stage runs on uninitialised memory and no flag is guessed;
+- ``scale_grads`` stays off and the loss is divided instead: it would scale a tied parameter on one rank twice;
+- losses are appended in the order in which the last stage runs its forwards, which must be 0 … m−1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import schedules as torch_schedules
+
+from autopipe.core.errors import AutopipeError
+from autopipe.core.schedule import Action, Schedule
+
+_TYPES = {"F": "FORWARD", "B": "FULL_BACKWARD", "I": "BACKWARD_INPUT", "W": "BACKWARD_WEIGHT"}
+_NEEDED = (
+    "_PipelineScheduleRuntime",
+    "_Action",
+    "_PipelineScheduleRuntime._prepare_schedule_with_comms",
+    "_PipelineScheduleRuntime._step_microbatches",
+    *(f"_ComputationType.{name}" for name in _TYPES.values()),
+)
+
+
+class Runnable(Protocol):
+    """What the runtime needs of a stage's module, an nn.Module that takes micro-batches; see StageModule."""
+
+    index: int
+    deferred: bool
+
+    def input_args(self, micro_batch: int, /) -> tuple[torch.Tensor, ...]:
+        """Meta tensors like those it receives."""
+
+    def output_args(self, micro_batch: int, /) -> tuple[torch.Tensor, ...]:
+        """Meta tensors like those it returns."""
+
+    def weight_backward(self) -> Callable[[], None]:
+        """Take the weight gradients that the last backward put off."""
+
+
+def check_torch() -> None:
+    """Raise AutopipeError when the installed torch lacks something that is used here, with its name."""
+    for path in _NEEDED:
+        found: Any = torch_schedules
+        for name in path.split("."):
+            found = getattr(found, name, None)
+        if found is None:
+            raise AutopipeError(
+                f"torch {torch.__version__} has no torch.distributed.pipelining.schedules.{path}: "
+                f"this autopipe runs pipelines on torch 2.13 and 2.14"
+            )
+
+
+def to_torch(action: Action) -> Any:
+    """torch's action for one of ours."""
+    kind = torch_schedules._ComputationType[_TYPES[action.op.value]]
+    return torch_schedules._Action(action.stage, kind, action.micro_batch)
+
+
+def make_stage(
+    module: Runnable, stages: int, micro_batch: int, device: torch.device, *, group: dist.ProcessGroup | None = None
+) -> PipelineStage:
+    """torch's stage around ours, with static metadata."""
+    return PipelineStage(
+        submodule=cast(torch.nn.Module, module),
+        stage_index=module.index,
+        num_stages=stages,
+        device=device,
+        input_args=module.input_args(micro_batch),
+        output_args=module.output_args(micro_batch),
+        group=group,
+        dw_builder=module.weight_backward if module.deferred else None,
+    )
+
+
+class TorchRuntime:
+    """An action table on torch's pipeline runtime: this rank's stages, one step at a time.
+
+    ``loss_fn(flat outputs, target) -> scalar`` runs on the rank of the last stage, once a micro-batch. Without
+    ``training`` only the forwards of the table run.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        modules: Sequence[Runnable],
+        micro_batch: int,
+        device: torch.device,
+        loss_fn: Callable[[Any, Any], torch.Tensor] | None,
+        *,
+        training: bool = True,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        check_torch()
+        self._training = training
+        self.schedule = schedule
+        self.stages = [make_stage(m, schedule.stages, micro_batch, device, group=group) for m in modules]
+        self._runtime = torch_schedules._PipelineScheduleRuntime(
+            list(self.stages), schedule.micro_batches, loss_fn=loss_fn, scale_grads=False
+        )
+        table = {rank: [to_torch(action) for action in row] for rank, row in enumerate(schedule.order)}
+        self._runtime._prepare_schedule_with_comms(table)
+
+    def step(
+        self, inputs: Sequence[dict[str, torch.Tensor]], targets: Sequence[Any], *, keep: bool = False
+    ) -> list[Any]:
+        """Run the table over the micro-batches; the losses, on the rank of the last stage only.
+
+        ``keep`` keeps the last stage's outputs for ``outputs``; they cost memory.
+        """
+        losses: list[Any] = []
+        self._runtime._has_backward = self._training
+        for stage in self.stages:
+            stage.has_backward = self._training
+            stage.clear_runtime_states()
+        positional = [()] * len(inputs)
+        self._runtime._step_microbatches(positional, list(inputs), list(targets), losses, return_outputs=keep)
+        return losses
+
+    def outputs(self) -> list[Any]:
+        """The last stage's flat outputs of the step that kept them, a micro-batch each."""
+        return [output for stage in self.stages if stage.is_last for output in stage.output_chunks]
+
+    def receive_buffers(self) -> list[torch.Tensor]:
+        """The buffers for activations and gradients of all micro-batches; there from the first step on."""
+        infos = [
+            info
+            for stage in self.stages
+            for received in (stage.args_recv_info, stage.grad_recv_info)
+            for row in received.values()
+            for info in row
+        ]
+        return [info.buffer for info in infos if info.buffer is not None]
+
+    def parameters(self) -> Iterable[torch.nn.Parameter]:
+        """The parameters of this rank's stages, each once."""
+        seen: dict[int, torch.nn.Parameter] = {}
+        for stage in self.stages:
+            for parameter in stage.submod.parameters():
+                seen.setdefault(id(parameter), parameter)
+        return seen.values()

@@ -1,0 +1,73 @@
+"""Plans run on real ranks: parity with one process, and a measured timeline that is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import autopipe
+from autopipe.core.cluster import Cluster, Device, Link, Tier
+from autopipe.core.files import read, write
+from autopipe.core.plan import ModelRef, Plan
+from autopipe.core.profile import CostTable, LayerCost, Profile
+from autopipe.core.result import CheckResult
+from autopipe.runtime.capture import capture
+from autopipe.runtime.checking import check_rank, combine
+from autopipe.runtime.profiling import facts_of
+from autopipe.runtime.workload import ModelFile
+from tests.runtime.ranks import Ranks
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def plan_for(name: str, depth: int, schedule: str, micro_batch: int = 2, micro_batches: int = 4) -> Plan:
+    """A plan from made-up costs: equal layers, the head twice as dear."""
+    workload = ModelFile(str(EXAMPLES / name)).open()
+    captured = capture(workload.model, workload.batch(micro_batch)[0])
+    facts = facts_of(workload, captured, "cpu", 1, depth, "adamw")
+    costs = tuple(LayerCost(1e-3, 2e-3, 1e-3, 1e-3, 1000, 1000, 100) for _ in facts.layers[:-1])
+    table = CostTable(micro_batch, (*costs, LayerCost(2e-3, 4e-3, 2e-3, 2e-3, 1000, 1000, 100)))
+    profile = Profile(**{**vars(facts), "costs": (table,)})
+    cluster = Cluster("test", (Device("cpu", 8 << 30, depth),), (Tier("local", depth, Link(1e-5, 1e9)),))
+    return autopipe.plan(
+        profile,
+        cluster,
+        global_batch=micro_batch * micro_batches,
+        depths=[depth],
+        schedules=[schedule],
+        micro_batches=[micro_batch],
+        model=ModelRef(name, str(EXAMPLES / name)),
+    )
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+@pytest.mark.parametrize("name", ["gpt2.py", "llama.py", "mlp.py"])
+def test_a_plan_trains_as_one_process(ranks: Ranks, tmp_path: Path, name: str, schedule: str, depth: int) -> None:
+    if depth == 1 and schedule == "GPipe":
+        pytest.skip("one rank has one order: its own forwards and backwards")
+    plan = plan_for(name, depth, schedule)
+    assert plan.depth == depth
+    assert plan.schedule.name == schedule or depth == 1
+    parts = ranks.run(check_rank, plan, ModelFile(str(EXAMPLES / name)), "cpu", ranks=depth)
+    result = combine(plan, parts, "cpu")
+    assert result.parity.passed
+    assert result.parity.max_gradient_difference <= 1e-5
+    assert result.parity.max_loss_difference <= 1e-5
+    assert len(result.parity.losses) == len(result.parity.reference_losses) == 2
+    _check_timeline(plan, result)
+    write(result, tmp_path / "check.json")
+    assert read(tmp_path / "check.json", CheckResult) == result
+
+
+def _check_timeline(plan: Plan, result: CheckResult) -> None:
+    """Every action of the table ran once, in its rank's order; then the optimizer."""
+    for rank, row in enumerate(plan.schedule.order):
+        ran = [str(span.action) for span in result.timeline.spans if span.rank == rank]
+        assert tuple(ran[:-1]) == row
+        assert "O" in ran[-1]
+    assert min(span.start_s for span in result.timeline.spans) == 0.0
+    assert result.measured.step_s > 0
+    assert all(peak > sum(s.costs.parameter_bytes for s in plan.stages if s.rank == rank)
+               for rank, peak in enumerate(result.measured.peak_bytes))  # fmt: skip

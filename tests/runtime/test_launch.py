@@ -1,0 +1,112 @@
+"""Ranks that end well, raise, die, hang or are interrupted: the first error is told, and nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from autopipe.core.errors import ModelError, RankFailed
+from autopipe.runtime import launch
+
+
+def _sum_of_ranks(offset: int) -> float:
+    value = torch.tensor(float(dist.get_rank() + offset))
+    dist.all_reduce(value)
+    return float(value)
+
+
+def _misbehave(how: str, pids: str) -> None:
+    Path(pids, str(dist.get_rank())).write_text(str(os.getpid()))
+    if dist.get_rank() == 1:
+        launch.beat("1F3")
+        if how == "raise":
+            raise ValueError("boom")
+        if how == "model error":
+            raise ModelError("the model said no")
+        if how == "exit":
+            os._exit(7)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(1000)
+    launch.beat("a wait", waiting=True)
+    dist.barrier()
+
+
+def _alive(pids: Path) -> list[int]:
+    found = []
+    for file in pids.iterdir():
+        pid = int(file.read_text())
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            continue
+        found.append(pid)
+    return found
+
+
+def test_every_rank_returns_its_result() -> None:
+    assert launch.launch(_sum_of_ranks, (1,), ranks=2, timeout_s=60) == [3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "text"),
+    [
+        ("raise", RankFailed, "rank 1 failed: ValueError: boom"),
+        ("model error", ModelError, "the model said no"),
+        ("exit", RankFailed, "rank 1 ended with exit code 7"),
+        ("kill", RankFailed, "rank 1 was killed by SIGKILL"),
+        ("stop", RankFailed, "rank 1 hung in 1F3: nothing moved for 2 s"),
+        ("sleep", RankFailed, "rank 1 hung in 1F3: nothing moved for 2 s"),
+    ],
+)
+def test_the_first_failing_rank_ends_all(how: str, kind: type[Exception], text: str, tmp_path: Path) -> None:
+    with pytest.raises(kind, match=text):
+        launch.launch(_misbehave, (how, str(tmp_path)), ranks=2, timeout_s=2)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert _alive(tmp_path) == []
+
+
+_SCRIPT = """
+import sys
+from autopipe.runtime.launch import launch
+from tests.runtime.test_launch import _misbehave
+if __name__ == "__main__":
+    try:
+        launch(_misbehave, ("sleep", sys.argv[1]), ranks=2, timeout_s=100)
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_an_interrupted_or_killed_parent_leaves_no_rank(number: int, code: int, tmp_path: Path) -> None:
+    script, pids = tmp_path / "script.py", tmp_path / "pids"
+    script.write_text(_SCRIPT)
+    pids.mkdir()
+    root = str(Path(__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(pids)], env=os.environ | {"PYTHONPATH": root}, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(pids.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(0.3)
+        process.send_signal(number)
+        assert process.wait(15) == code
+        deadline = time.monotonic() + 10
+        while _alive(pids) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert _alive(pids) == []
+    finally:
+        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
