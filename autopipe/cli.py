@@ -1,0 +1,233 @@
+"""The command line: parse, call, print. Results go to stdout, progress and errors to stderr.
+
+Exit codes: 0 done; 1 no plan fits, or a check failed; 2 wrong usage, a bad file, or a model that fails;
+130 interrupted. Everything heavy is imported inside the verb that needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from autopipe import __version__
+from autopipe.core.errors import AutopipeError, UsageError
+
+app = typer.Typer(
+    name="autopipe",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    epilog="Every command takes --debug: a traceback where there would be one line.",
+)
+
+Devices = Annotated[int | None, typer.Option(min=1, help="How many devices; with --cluster its first N.")]
+MicroBatch = Annotated[str | None, typer.Option(metavar="1,2,4", help="Micro-batch sizes to try.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of one device, where a device is a process on a CPU.")]
+Budget = Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Stop measuring layers after this time.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
+
+
+@app.command()
+def profile(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="model.py, or model.py:BUILDER.")],
+    devices: Annotated[int, typer.Option(min=1, help="How many processes are busy while a layer is timed.")] = 1,
+    micro_batch: MicroBatch = "1,2,4",
+    threads: Threads = 1,
+    budget: Budget = None,
+    optimizer: Annotated[str, typer.Option(help="Optimizer to time: sgd, momentum, adam, adamw.")] = "adamw",
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The profile's file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure what each layer of a model costs."""
+    from autopipe.core import files
+    from autopipe.workflow import make_profile
+
+    made, saved = make_profile(
+        model,
+        devices=devices,
+        micro_batches=_numbers(micro_batch, "--micro-batch") or (),
+        threads=threads,
+        optimizer=optimizer,
+        budget_s=budget,
+        output=output,
+        progress=_progress,
+    )
+    if as_json:
+        print(files.to_json(made), end="")
+    else:
+        from autopipe.report.terminal import profile_text, show
+
+        show(f"{profile_text(made)}\n\nwrote     {saved}")
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="model.py, model.py:BUILDER, or a *.profile.json.")],
+    global_batch: Annotated[int, typer.Option(min=1, help="Samples of one optimizer step, over all devices.")],
+    devices: Devices = None,
+    cluster: Annotated[str | None, typer.Option(metavar="FILE", help="Devices and links; else local ones.")] = None,
+    memory: Annotated[str | None, typer.Option(metavar="8GiB", help="Memory of each device.")] = None,
+    micro_batch: MicroBatch = None,
+    depth: Annotated[str | None, typer.Option(metavar="2,4", help="Ranks of the pipeline.")] = None,
+    schedule: Annotated[str | None, typer.Option(metavar="1F1B,GPipe", help="Schedules to try.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw (default).")] = None,
+    recompute: Annotated[Literal["auto", "none", "all"], typer.Option(help="Whose activations to drop.")] = "auto",
+    threads: Threads = 1,
+    pin: Annotated[list[str] | None, typer.Option(metavar="LAYER=STAGE", help="Keep a layer on a stage.")] = None,
+    budget: Budget = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The plan's file.")] = Path("plan.json"),
+    as_json: Json = False,
+) -> None:
+    """Choose cuts, depth, micro-batch and schedule for a model on these devices."""
+    from autopipe.core import files, units
+    from autopipe.workflow import make_plan
+
+    made = make_plan(
+        model,
+        global_batch=global_batch,
+        devices=devices,
+        cluster=cluster,
+        micro_batches=_numbers(micro_batch, "--micro-batch"),
+        depths=_numbers(depth, "--depth"),
+        schedules=_names(schedule),
+        memory_bytes=units.parse_bytes(memory) if memory else None,
+        optimizer=optimizer,
+        recompute=recompute,
+        threads=threads,
+        pins=dict(map(_pin, pin)) if pin else None,
+        budget_s=budget,
+        output=output,
+        progress=_progress,
+    )
+    if as_json:
+        print(files.to_json(made.plan), end="")
+    else:
+        from autopipe.report.terminal import plan_text, show
+
+        show(f"{plan_text(made.plan, profile=made.profile, cluster=made.cluster)}\nwrote     {output}")
+
+
+@app.command()
+def check(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="plan.json.")],
+    model: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The model file, if it is not where it was.")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="When a silent rank counts as hung.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a plan on local processes and compare: times, memory, losses and gradients."""
+    from autopipe.core import files
+    from autopipe.workflow import run_check
+
+    planned, result = run_check(plan, model=model, timeout_s=timeout, progress=_progress)
+    if as_json:
+        print(files.to_json(result), end="")
+    else:
+        from autopipe.report.terminal import check_text, show
+
+        show(f"{check_text(result, plan=planned)}\nwrote     {files.check_path(plan)}")
+    if not result.parity.passed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def show(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="plan.json; plan.check.json beside it is read too.")],
+) -> None:
+    """Print a plan, its schedule, and what running it showed."""
+    from autopipe.report import terminal
+    from autopipe.workflow import open_plan
+
+    shown, result = open_plan(plan)
+    parts = [terminal.plan_text(shown, measured=result), terminal.schedule_text(shown.schedule.parsed())]
+    if result:
+        parts.append(terminal.check_text(result, plan=shown))
+    terminal.show("\n\n".join(parts))
+
+
+@app.command()
+def cluster(
+    devices: Annotated[int, typer.Option(min=1, help="How many local devices.")] = 2,
+    threads: Threads = 1,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The cluster's file.")] = Path("cluster.json"),
+) -> None:
+    """Measure latency and bandwidth between local devices."""
+    from autopipe.core import files
+    from autopipe.report.terminal import cluster_text, show
+    from autopipe.runtime.links import measure_cluster
+    from autopipe.workflow import require_folder
+
+    require_folder(output)
+    measured = measure_cluster(devices, threads=threads, progress=_progress)
+    files.write(measured, output)
+    show(f"{cluster_text(measured)}\nwrote     {output}")
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Plan, run and check pipeline parallelism for an unmodified PyTorch model."""
+    if version:
+        print(f"autopipe {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """The ``autopipe`` command; never returns."""
+    debug = "--debug" in sys.argv[1:]
+    try:
+        app([argument for argument in sys.argv[1:] if argument != "--debug"], prog_name="autopipe")
+    except SystemExit as end:
+        if end.code == 130:
+            _say("interrupted")
+        raise
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        _say(_line(error))
+        sys.exit(error.exit_code if isinstance(error, AutopipeError) else 2)
+
+
+def _line(error: Exception) -> str:
+    """A user's mistake as it is; anything else by its name, with the way to its traceback."""
+    if isinstance(error, AutopipeError):
+        return f"error: {error}"
+    said = str(error).strip().splitlines()
+    return f"unexpected {type(error).__name__}: {said[0] if said else 'no message'} (run again with --debug)"
+
+
+def _say(message: str) -> None:
+    print(f"autopipe: {message}", file=sys.stderr)
+
+
+def _progress(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    """``1F1B,GPipe`` as names; None stays None."""
+    return None if text is None else tuple(item.strip() for item in text.split(","))
+
+
+def _numbers(text: str | None, option: str) -> tuple[int, ...] | None:
+    """``1,2,4`` as numbers from 1; None stays None."""
+    names = _names(text)
+    if names is None:
+        return None
+    if not all(name.isdecimal() and int(name) for name in names):
+        raise UsageError(f"{option} {text!r} is not a list of numbers from 1: write it as 1,2,4")
+    return tuple(map(int, names))
+
+
+def _pin(text: str) -> tuple[str, int]:
+    layer, sign, stage = text.rpartition("=")
+    if not (sign and layer and stage.isdecimal()):
+        raise UsageError(f"--pin {text!r} is not LAYER=STAGE: write it as transformer.h.3=1")
+    return layer, int(stage)

@@ -1,0 +1,1 @@
+"""What a plan, a profile or a check says, for people to read."""

@@ -1,0 +1,183 @@
+"""The steps behind a command: what is measured, what is read from a file, and where results are kept.
+
+``plan model.py`` is profile → cluster → search. With a ``*.profile.json`` in the model's place nothing is measured
+and torch is never imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autopipe.core import files
+from autopipe.core.cluster import Cluster
+from autopipe.core.errors import FileError, UsageError
+from autopipe.core.plan import FileRef, ModelRef, Plan
+from autopipe.core.profile import Profile, content_digest
+from autopipe.core.result import CheckResult
+
+PROFILE_SUFFIX = ".profile.json"
+MICRO_BATCHES = (1, 2, 4, 8)
+"""Micro-batch sizes that are tried when none are asked for, as far as they divide the global batch."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan and what it was made from."""
+
+    plan: Plan
+    profile: Profile
+    cluster: Cluster
+
+
+def make_plan(
+    source: str,
+    *,
+    global_batch: int,
+    devices: int | None,
+    cluster: str | None,
+    micro_batches: Sequence[int] | None,
+    optimizer: str | None,
+    threads: int,
+    budget_s: float | None,
+    output: Path,
+    progress: Progress,
+    **choices: Any,
+) -> Planned:
+    """Profile and measure what no file says, search, and write the plan. Raises AutopipeError.
+
+    ``choices`` go to the search as they are: depths, schedules, memory_bytes, recompute, pins.
+    """
+    from autopipe.search import plan
+
+    require_folder(output)
+    sizes = usable_sizes(global_batch, micro_batches)
+    given = files.read(cluster, Cluster) if cluster else None
+    ranks = rank_count(devices, given)
+    if is_profile(source):
+        profile, saved = files.read(source, Profile), Path(source)
+    else:
+        profile, saved = make_profile(
+            source,
+            devices=ranks,
+            micro_batches=sizes,
+            threads=threads,
+            optimizer=optimizer or "adamw",
+            budget_s=budget_s,
+            output=None,
+            progress=progress,
+        )
+    used = given or measured_cluster(source, ranks, threads, progress)
+    made = plan(
+        profile,
+        used,
+        global_batch=global_batch,
+        devices=ranks,
+        micro_batches=sizes if micro_batches else None,
+        optimizer=optimizer,
+        model=model_ref(source, profile, output.parent),
+        profile_ref=FileRef(profile.digest, relative(saved, output.parent)),
+        cluster_ref=FileRef(content_digest(files.plain(used)), relative(cluster, output.parent)),
+        **choices,
+    )
+    made.save(output)
+    return Planned(made, profile, used)
+
+
+def make_profile(source: str, *, output: Path | None, **options: Any) -> tuple[Profile, Path]:
+    """Measure a model file, or reuse what was measured; also says where the profile lies. Raises AutopipeError.
+
+    ``options`` are those of ``autopipe.profile``.
+    """
+    if is_profile(source):
+        raise UsageError(f"{source} is a profile already: name the model file to measure it again")
+    from autopipe.runtime.profiling import default_path, profile
+    from autopipe.runtime.workload import ModelFile
+
+    if output:
+        require_folder(output)
+    made = profile(source, save=output, **options)
+    saved = output or default_path(ModelFile.parse(source))
+    assert saved is not None  # a model file always has a place for its profile
+    return made, saved
+
+
+def measured_cluster(source: str, devices: int, threads: int, progress: Progress) -> Cluster:
+    """Links between local processes. Raises UsageError for a profile, whose devices may be elsewhere."""
+    if is_profile(source):
+        raise UsageError(f"planning from {source} needs the devices it is for: add --cluster FILE")
+    from autopipe.runtime.links import measure_cluster
+
+    return measure_cluster(devices, threads=threads, progress=progress)
+
+
+def usable_sizes(global_batch: int, asked: Sequence[int] | None) -> tuple[int, ...]:
+    """The micro-batch sizes that divide the global batch. Raises UsageError when none does."""
+    sizes = tuple(size for size in asked or MICRO_BATCHES if global_batch % size == 0)
+    if not sizes:
+        wanted = ", ".join(map(str, asked or ()))
+        raise UsageError(
+            f"--global-batch {global_batch} is no multiple of --micro-batch {wanted}: use one that divides it"
+        )
+    return sizes
+
+
+def rank_count(devices: int | None, cluster: Cluster | None) -> int:
+    """How many devices to plan for. Raises UsageError when nothing says it, or when there are fewer."""
+    if devices is None:
+        if cluster is None:
+            raise UsageError("how many devices? Add --devices N, or --cluster FILE")
+        return len(cluster)
+    return len(cluster.take(devices)) if cluster else devices
+
+
+def is_profile(source: str) -> bool:
+    """Whether the source is a profile's file, not a model's. Raises FileError for another JSON file."""
+    if source.endswith(".json") and not source.endswith(PROFILE_SUFFIX):
+        raise FileError(f"{source} is no model file (.py), and no profile: a profile's name ends in {PROFILE_SUFFIX}")
+    return source.endswith(PROFILE_SUFFIX)
+
+
+def require_folder(output: Path) -> None:
+    """Raises FileError when there is no folder to write to: better before minutes of measuring than after."""
+    if not output.parent.is_dir():
+        raise FileError(f"{output} cannot be written: folder {output.parent} does not exist")
+
+
+def model_ref(source: str, profile: Profile, folder: Path) -> ModelRef:
+    """How a plan in ``folder`` names its model; a model known by its profile only has no path."""
+    if is_profile(source):
+        return ModelRef(profile.model)
+    from autopipe.runtime.workload import ModelFile
+
+    model = ModelFile.parse(source)
+    return ModelRef(profile.model, relative(model.path, folder), model.builder, model.digest)
+
+
+def relative(path: str | Path | None, folder: Path) -> str | None:
+    """The path as seen from a folder."""
+    return None if path is None else Path(os.path.relpath(path, folder)).as_posix()
+
+
+def run_check(
+    path: Path, *, model: str | None, timeout_s: float | None, progress: Progress
+) -> tuple[Plan, CheckResult]:
+    """Run a plan, and write what it showed beside it. Raises AutopipeError."""
+    plan = files.load(path)  # a bad file is told before torch is loaded
+    from autopipe.runtime.checking import check
+
+    result = check(str(path), model=model, timeout_s=timeout_s, progress=progress)
+    files.write(result, files.check_path(path))
+    return plan, result
+
+
+def open_plan(path: Path) -> tuple[Plan, CheckResult | None]:
+    """A plan, and the result of its last check where that was of this very plan. Raises FileError."""
+    plan, checked = files.load(path), files.check_path(path)
+    result = files.read(checked, CheckResult) if checked.exists() else None
+    return plan, result if result and result.plan_digest == plan.digest else None

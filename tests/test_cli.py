@@ -1,0 +1,252 @@
+"""The command line without a model: usage, exit codes, what goes to stdout and stderr, and what is never imported."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from autopipe import cli
+from autopipe.core import files
+from autopipe.core.cluster import Cluster, Device, Link, Tier
+from autopipe.core.errors import CheckFailed, FileError, NoPlanFits
+from autopipe.report import terminal
+from tests.samples import check_result, cluster, plan, profile
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command in this process: (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["autopipe", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        code = end.value.code
+        return (0 if code is None else code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A folder with a plan, its check, a profile and a cluster; the working directory."""
+    monkeypatch.chdir(tmp_path)
+    plan().save("plan.json")
+    files.write(check_result(), "plan.check.json")
+    files.write(profile(), "gpt2.profile.json")
+    files.write(cluster(), "cluster.json")
+    return tmp_path
+
+
+PLAN = ("plan", "gpt2.profile.json", "--cluster", "cluster.json", "--global-batch", 8)
+
+
+def test_help_names_every_verb(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    assert re.findall(r"^  (\w+)  ", out, re.MULTILINE) == ["profile", "plan", "check", "show", "cluster"]
+    assert "--debug" in out
+
+
+@pytest.mark.parametrize("verb", ["profile", "plan", "check", "show", "cluster"])
+def test_every_verb_has_help(run, verb):
+    code, out, _ = run(verb, "--help")
+    assert code == 0
+    assert f"Usage: autopipe {verb}" in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fly"],
+        ["plan"],
+        ["plan", "model.py"],
+        ["plan", "model.py", "--global-batch", "many"],
+        ["plan", "model.py", "--global-batch", "8", "--recompute", "some"],
+        ["plan", "model.py", "--global-batch", "8", "--paln"],
+        ["plan", "model.py", "--global-batch", "0"],
+        ["profile", "model.py", "--devices", "0"],
+        ["profile", "model.py", "--threads", "0"],
+        ["profile", "model.py", "--budget", "-1"],
+        ["check", "plan.json", "--timeout", "-1"],
+        ["cluster", "--devices", "0"],
+        ["show"],
+    ],
+)
+def test_wrong_usage_is_exit_2_and_no_traceback(run, arguments):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+    assert "Usage: autopipe" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--micro-batch", "1,x"], "--micro-batch '1,x' is not a list of numbers"),
+        (["--micro-batch", ""], "--micro-batch '' is not a list of numbers"),
+        (["--micro-batch", "3"], "--global-batch 8 is no multiple of --micro-batch 3"),
+        (["--depth", "two"], "--depth 'two' is not a list of numbers"),
+        (["--memory", "8"], "'8' is not a size: write a number and a unit such as 8GiB"),
+        (["--pin", "wte"], "--pin 'wte' is not LAYER=STAGE"),
+        (["--devices", "3"], "3 devices wanted, cluster 'local' has 2: use --devices 1…2"),
+        (["--micro-batch", "0"], "--micro-batch '0' is not a list of numbers from 1"),
+        (["-o", "nowhere/plan.json"], "nowhere/plan.json cannot be written: folder nowhere does not exist"),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_one_line(run, made, arguments, message):
+    code, out, err = run(*PLAN, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("autopipe: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "none.json"], "none.json does not exist"),
+        (["check", "none.json"], "none.json does not exist"),
+        (["show", "gpt2.profile.json"], "has format 'autopipe.profile', 'autopipe.plan' is needed"),
+        (["plan", "plan.json", "--devices", "2", "--global-batch", "8"], "plan.json is no model file (.py)"),
+        (["plan", "gpt2.profile.json", "--devices", "2", "--global-batch", "8"], "add --cluster FILE"),
+        (["plan", "gpt2.profile.json", "--global-batch", "8"], "Add --devices N, or --cluster FILE"),
+        (["profile", "gpt2.profile.json"], "is a profile already"),
+        (["cluster", "-o", "nowhere/c.json"], "folder nowhere does not exist"),
+    ],
+)
+def test_files_that_do_not_fit_are_one_line(run, made, arguments, message):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_show_prints_plan_schedule_and_check(run, made):
+    code, out, err = run("show", "plan.json")
+    assert (code, err) == (0, "")
+    assert terminal.plan_text(plan(), measured=check_result()) in out
+    assert terminal.schedule_text(plan().schedule.parsed()) in out
+    assert terminal.check_text(check_result(), plan=plan()) in out
+
+
+def test_show_leaves_out_the_check_of_another_plan(run, made):
+    replace(plan(), noise=0.5).save("plan.json")
+    code, out, _ = run("show", "plan.json")
+    assert code == 0
+    assert "not yet: run autopipe check" in out
+    assert "predicted" not in out
+
+
+def test_a_profile_is_planned_into_a_file_that_show_reads(run, made):
+    code, out, err = run(*PLAN, "-o", "new.json")
+    assert (code, err) == (0, "")
+    written = files.load("new.json")
+    assert out == f"{terminal.plan_text(written, profile=profile(), cluster=cluster())}\nwrote     new.json\n"
+    assert written.profile.path == "gpt2.profile.json"
+    assert written.cluster.path == "cluster.json"
+    assert (written.model.name, written.model.path) == ("gpt2.py", None)
+    assert run("show", "new.json")[0] == 0
+
+
+def test_json_is_the_plan_file_and_nothing_else(run, made):
+    code, out, err = run(*PLAN, "--json")
+    assert (code, err) == (0, "")
+    assert out == (made / "plan.json").read_text()
+    assert json.loads(out)["global_batch"] == 8
+
+
+def test_paths_in_a_plan_are_relative_to_it(run, made):
+    (made / "plans").mkdir()
+    assert run(*PLAN, "-o", "plans/plan.json")[0] == 0
+    assert files.load("plans/plan.json").profile.path == "../gpt2.profile.json"
+
+
+def test_devices_takes_the_first_of_the_cluster(run, made):
+    many = Cluster("many", (Device("cpu", 2**32, 64),), (Tier("net", 64, Link(1e-5, 1e9)),))
+    files.write(many, "cluster.json")
+    assert run(*PLAN, "--devices", "2")[0] == 0
+    made_plan = files.load("plan.json")
+    assert made_plan.depth * made_plan.replicas <= 2
+
+
+def test_options_reach_the_search(run, made):
+    code, _, err = run(*PLAN, "--depth", "2", "--schedule", "GPipe", "--micro-batch", "1", "--optimizer", "sgd")
+    assert (code, err) == (0, "")
+    chosen = files.load("plan.json")
+    assert (chosen.depth, chosen.schedule.name, chosen.micro_batch, chosen.optimizer) == (2, "GPipe", 1, "sgd")
+
+
+def test_a_pinned_layer_stays_on_its_stage(run, made):
+    assert run(*PLAN, "--depth", "2", "--pin", "h.0=1")[0] == 0
+    assert "h.0" in files.load("plan.json").stages[1].layers
+
+
+def test_a_memory_limit_below_every_plan_is_exit_1(run, made):
+    code, out, err = run(*PLAN, "--memory", "1MiB")
+    assert (code, out) == (1, "")
+    assert re.search(r"no plan fits.*iB.*iB", err)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (FileError("plan.json is odd"), 2, "autopipe: error: plan.json is odd"),
+        (NoPlanFits("too small"), 1, "autopipe: error: too small"),
+        (CheckFailed("broken"), 1, "autopipe: error: broken"),
+        (ValueError("two\nlines"), 2, "autopipe: unexpected ValueError: two (run again with --debug)"),
+        (ZeroDivisionError(), 2, "autopipe: unexpected ZeroDivisionError: no message (run again with --debug)"),
+        (KeyboardInterrupt(), 130, "autopipe: interrupted"),
+    ],
+)
+@pytest.mark.parametrize("debug", [False, True])
+def test_errors_are_one_line_and_their_exit_code(run, monkeypatch, error, code, line, debug):
+    def fail(path):
+        raise error
+
+    monkeypatch.setattr("autopipe.workflow.open_plan", fail)
+    found, out, err = run("show", "plan.json", *(["--debug"] if debug else []))
+    assert (found, out) == (code, "")
+    assert err.splitlines()[-1] == line
+    traced = debug and code != 130
+    assert ("Traceback" in err) == traced
+    assert traced or err.count("\n") == 1
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_debug_stands_anywhere(run, made, place):
+    arguments = ["show", "none.json"]
+    arguments.insert(place, "--debug")
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert "Traceback" in err
+
+
+def imported(*arguments: str, cwd=None) -> set[str]:
+    """The modules that a process has after it ran the command."""
+    code = (
+        "import sys; from autopipe.cli import main\n"
+        f"sys.argv = ['autopipe', *{arguments!r}]\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "print('\\n'.join(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["plan", "--help"], ["show", "plan.json"], [str(a) for a in PLAN]]
+)
+def test_what_needs_no_model_needs_no_torch(made, arguments):
+    assert "torch" not in imported(*arguments, cwd=made)
+
+
+def test_help_loads_neither_numpy_nor_tables():
+    assert not {"numpy", "rich.table", "cattrs"} & imported("--help")

@@ -1,0 +1,72 @@
+"""The documentation holds what it says: its files load, its numbers add up, its model file works, its links exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import autopipe
+from autopipe.core import files
+from autopipe.core.cluster import Cluster
+from autopipe.core.plan import Plan
+from autopipe.core.profile import Profile
+from autopipe.core.result import CheckResult
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+KINDS = {files._FORMATS[kind]: kind for kind in (Cluster, Profile, Plan, CheckResult)}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def examples():
+    """The worked examples of docs/files.md, by kind."""
+    texts = blocks(ROOT / "docs" / "files.md", "json")
+    kinds = [KINDS[json.loads(text)["format"]] for text in texts]
+    return {kind: files.from_json(text, kind) for kind, text in zip(kinds, texts, strict=True)}
+
+
+def test_every_format_has_a_worked_example(examples):
+    assert set(examples) == set(KINDS.values())
+
+
+def test_the_plan_is_that_of_the_profile_and_the_cluster(examples):
+    plan = examples[Plan]
+    again = autopipe.plan(examples[Profile], examples[Cluster], global_batch=2)
+    assert (again.stages, again.schedule, again.hops) == (plan.stages, plan.schedule, plan.hops)
+    assert again.predicted == plan.predicted
+    assert plan.profile.digest == examples[Profile].digest
+
+
+def test_the_step_is_the_one_that_the_page_computes(examples):
+    assert examples[Plan].predicted.step_s == pytest.approx(0.095)
+    assert "10 + 2 + 10 + 20 + 10 + 20 + 2 + 20 + 1 = 95 ms" in (ROOT / "docs" / "files.md").read_text()
+
+
+def test_the_check_is_one_of_that_plan(examples):
+    result = examples[CheckResult]
+    assert result.plan_digest == examples[Plan].digest
+    assert result.predicted == examples[Plan].predicted
+    assert result.error == pytest.approx(result.measured.step_s / result.predicted.step_s - 1)
+
+
+def test_the_model_file_works():
+    torch = pytest.importorskip("torch")
+    names: dict[str, object] = {}
+    exec(blocks(ROOT / "docs" / "model-file.md", "python")[0], names)
+    inputs, target = names["example_batch"](3)
+    loss = names["loss_fn"](names["build_model"]()(*inputs), target)
+    assert loss.dim() == 0
+    assert torch.isfinite(loss)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
