@@ -133,7 +133,8 @@ class Profile:
 
     ``processes`` is how many ranks were busy while it was measured, ``threads`` how many threads each had.
     ``overhead_s`` is what one action of the runtime costs beyond its layers. ``noise`` is the spread of a whole
-    forward and backward over the measurement's rounds. ``structure`` is the digest of what was measured: the
+    forward and backward over the measurement's rounds. ``notes`` are lines for the user on how the model was captured
+    and on what micro-batches change in it. ``structure`` is the digest of what was measured: the
     operations, shapes and dtypes of the model.
     """
 
@@ -152,6 +153,7 @@ class Profile:
     origin: str = "measured"
     structure: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.layers:

@@ -57,7 +57,8 @@ _NOISY = 0.05
 
 
 def notes(space: Space, chosen: Outcome, others: Sequence[Rejected]) -> Iterator[str]:
-    """What a reader should know: a noisy profile, fewer devices used than offered, what recomputes."""
+    """What a reader should know: of the model, a noisy profile, fewer devices used than offered, what recomputes."""
+    yield from chosen.case.setting.profile.notes
     noise = chosen.case.setting.profile.noise
     if noise > _NOISY:
         yield (

@@ -22,6 +22,7 @@ from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.devices import cores, default_device, describe, own_device
 from autopipe.runtime.emulated import runtime_costs
 from autopipe.runtime.measure import LayerTimer, Samples, measure, pooled, spread, stage_price_s
+from autopipe.runtime.reduction import micro_batch_note
 from autopipe.runtime.workload import InMemory, ModelFile, Source, Workload, call, user_code
 
 DEFAULT_BUDGET_S = 60.0
@@ -59,6 +60,8 @@ def profile(
     workload = source.open()
     captured = capture_checked(workload, max(2, min(micro_batches)))
     facts = facts_of(workload, captured, kind, threads, min(devices, _most_ranks(kind, threads)), optimizer)
+    differs = micro_batch_note(workload, captured.dtype)
+    facts = dataclasses.replace(facts, notes=(*captured.notes, *filter(None, [differs])))
     path = Path(save) if save is not None else default_path(source)
     known = _reusable(path, facts)
     missing = [size for size in sorted(set(micro_batches)) if size not in known.micro_batches]
