@@ -22,7 +22,7 @@ recomputation, deferred weight gradients and micro-batch sizes, and on real rank
 
 def _result(case: Case) -> str:
     if case.refused:
-        return f"refused when it is planned, with file and line: {case.refused}"
+        return "refused when it is planned, naming file and line"
     parts = ["trains"]
     if case.whole:
         parts.append(f"kept whole: {', '.join(f'`{name}`' for name in case.whole)}")
