@@ -401,7 +401,7 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
     "nothing divides": ({"global_batch": 7}, "7 is not divisible by micro-batch 2 or 4: use --global-batch 6 or 8"),
     "asked does not": ({"global_batch": 6, "micro_batches": [4]}, "by micro-batch 4: use --micro-batch 2"),
     "global batch zero": ({"global_batch": 0}, "global batch 0 is not possible"),
-    "schedule": ({"schedules": ["2F2B"]}, "schedule '2F2B' is not known: use one of 1F1B, GPipe"),
+    "schedule": ({"schedules": ["2F2B"]}, "schedule '2F2B' is not known: use one of 1F1B, DualPipeV, GPipe"),
     "no depth": ({"depths": []}, "no depth is left to try: use --depth 1…8"),
     "no micro-batch": ({"micro_batches": []}, "no micro-batch size is left to try: the profile has [2, 4]"),
     "no schedule": ({"schedules": []}, "no schedule is left to try"),

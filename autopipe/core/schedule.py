@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
@@ -59,11 +59,19 @@ Order = tuple[tuple[Action, ...], ...]
 
 @dataclass(frozen=True)
 class Shape:
-    """What a schedule is asked for: ranks, micro-batches, and which rank holds each stage."""
+    """What a schedule is asked for: ranks, micro-batches, and which rank holds each stage.
+
+    ``hops_s[s]`` are the seconds that a value takes from stage s to s + 1, or back; () where it takes none.
+    ``weight_part`` is the part of a micro-batch's activations that is held on between I and W. ``cap`` is how many
+    micro-batches' activations of a rank its memory takes, for schedules that look at it.
+    """
 
     ranks: int
     micro_batches: int
     placement: tuple[int, ...]
+    hops_s: tuple[float, ...] = ()
+    weight_part: float = 1.0
+    cap: float | None = None
 
     @property
     def stages(self) -> int:
@@ -99,6 +107,11 @@ class Schedule:
         """How many micro-batches the table runs."""
         return 1 + max((action.micro_batch for row in self.order for action in row), default=-1)
 
+    def forward_only(self) -> Schedule:
+        """The table without its backwards, for evaluation: each rank's forwards in the same order."""
+        order = tuple(tuple(action for action in row if action.op is Op.F) for row in self.order)
+        return replace(self, order=order)
+
     @property
     def splits_backward(self) -> bool:
         """Whether any backward is split into I and W."""
@@ -122,12 +135,20 @@ Maker = Callable[[Shape, Sequence[StageTimes]], Order]
 """A schedule's function: shape and stage times in, compute actions out. Must not depend on anything else."""
 
 
+def place(how: str, ranks: int, stages_per_rank: int) -> tuple[int, ...]:
+    """Which rank holds each stage when they are placed in a ``loop`` or a ``v``."""
+    forth = tuple(range(ranks))
+    back = forth[::-1] if how == "v" else forth
+    return tuple(rank for number in range(stages_per_rank) for rank in (back if number % 2 else forth))
+
+
 @dataclass(frozen=True)
 class Kind:
     """A named way to order actions.
 
-    ``placement`` is ``loop`` (stage s on rank s mod p) or ``v`` (rank r holds r and 2p−1−r). ``stages_per_rank``
-    lists the only numbers it takes, () meaning any. ``refuses`` says why a shape is impossible, or nothing.
+    ``placement`` is ``loop`` (stage s on rank s mod p) or ``v`` (rank r holds r and 2p−1−r, and so on with more
+    stages: each pass over the ranks turns back where it ends). ``stages_per_rank`` lists the only numbers it takes, ()
+    meaning any. ``refuses`` says why a shape is impossible, or nothing.
     """
 
     name: str
@@ -146,15 +167,22 @@ class Kind:
         if not self.takes(stages_per_rank):
             allowed = " or ".join(map(str, self.stages_per_rank))
             raise UsageError(f"{self.name} takes {allowed} stages a rank, not {stages_per_rank}")
-        if self.placement == "v":
-            return tuple(range(ranks)) + tuple(reversed(range(ranks)))
-        return tuple(stage % ranks for stage in range(ranks * stages_per_rank))
+        return place(self.placement, ranks, stages_per_rank)
 
     def schedule(
-        self, ranks: int, micro_batches: int, *, stages_per_rank: int = 1, times: Sequence[StageTimes] = ()
+        self,
+        ranks: int,
+        micro_batches: int,
+        *,
+        stages_per_rank: int = 1,
+        times: Sequence[StageTimes] = (),
+        hops_s: Sequence[float] = (),
+        weight_part: float = 1.0,
+        cap: float | None = None,
     ) -> Schedule:
-        """The table for a shape. Raises UsageError when the shape is impossible, with the reason."""
-        shape = Shape(ranks, micro_batches, self.place(ranks, stages_per_rank))
+        """The table for a shape; see Shape. Raises UsageError when the shape is impossible, with the reason."""
+        placement = self.place(ranks, stages_per_rank)
+        shape = Shape(ranks, micro_batches, placement, tuple(hops_s), weight_part, cap)
         reason = self.refuses(shape)
         if reason:
             raise UsageError(f"{self.name} cannot run {micro_batches} micro-batches on {ranks} ranks: {reason}")

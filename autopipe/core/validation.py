@@ -20,14 +20,17 @@ _SHOWN = 48
 """Actions of a row that an error's grid shows."""
 
 
-def validate(schedule: Schedule, *, can_split_backward: Sequence[bool] | None = None) -> None:
+def validate(
+    schedule: Schedule, *, can_split_backward: Sequence[bool] | None = None, forward_only: bool = False
+) -> None:
     """Raise ScheduleError, with rank, action, reason and the table, unless the schedule can run.
 
     ``can_split_backward`` says of each stage whether its backward may be split into I and W; None means all may.
+    With ``forward_only`` the table is for evaluation: it holds forwards and nothing else.
     """
     _check_placement(schedule)
     _check_actions(schedule, can_split_backward)
-    _check_complete(schedule)
+    _check_complete(schedule, forward_only)
     _check_stage_order(schedule)
     if schedule.executor == "torch":
         _check_last_stage(schedule)
@@ -125,8 +128,8 @@ def _check_actions(schedule: Schedule, can_split: Sequence[bool] | None) -> None
                 _fail(schedule, rank, action, f"splits the backward of stage {action.stage}, which must stay whole (B)")
 
 
-def _check_complete(schedule: Schedule) -> None:
-    """Every stage runs F, and B or I and W, of every micro-batch exactly once."""
+def _check_complete(schedule: Schedule, forward_only: bool) -> None:
+    """Every stage runs F, and B or I and W unless ``forward_only``, of every micro-batch exactly once."""
     counts = Counter(action for row in schedule.order for action in row)
     for action, count in counts.items():
         if count > 1:
@@ -134,10 +137,11 @@ def _check_complete(schedule: Schedule) -> None:
     for stage, rank in enumerate(schedule.placement):
         for batch in range(schedule.micro_batches):
             has = {op for op in Op if Action(stage, op, batch) in counts} - {Op.O}
-            if has not in ({Op.F, Op.B}, {Op.F, Op.I, Op.W}):
+            if has not in (({Op.F},) if forward_only else ({Op.F, Op.B}, {Op.F, Op.I, Op.W})):
                 found = " ".join(op.value for op in Op if op in has) or "nothing"
                 what = f"stage {stage}, micro-batch {batch}"
-                _fail(schedule, rank, what, f"has {found}: it needs F and B, or F, I and W")
+                needs = "F and nothing else" if forward_only else "F and B, or F, I and W"
+                _fail(schedule, rank, what, f"has {found}: it needs {needs}")
 
 
 def _check_stage_order(schedule: Schedule) -> None:

@@ -37,6 +37,10 @@ def possible_depths(profile: Profile, cluster: Cluster, pins: Mapping[int, int])
     return tuple(depth for depth in range(1, most + 1) if _pins_hold(profile, pins, depth))
 
 
+DEFAULT_SCHEDULES = ("1F1B", "GPipe")
+"""What is tried where no schedule is asked for."""
+
+
 def one_stage_kinds() -> tuple[Kind, ...]:
     """The schedules that keep one stage on a rank, by name."""
     return tuple(kind for kind in kinds() if kind.placement == "loop" and kind.takes(1))
@@ -45,7 +49,7 @@ def one_stage_kinds() -> tuple[Kind, ...]:
 def wanted_kinds(names: Sequence[str] | None) -> tuple[Kind, ...]:
     """The schedules to try, by name. Raises UsageError for one that is unknown or needs more stages a rank."""
     usable = one_stage_kinds()
-    wanted = usable if names is None else {k.name: k for k in map(kind, names)}.values()
+    wanted = {k.name: k for k in map(kind, DEFAULT_SCHEDULES if names is None else names)}.values()
     for unusable in (k for k in wanted if k not in usable):
         raise UsageError(f"{unusable.name} needs more than one stage on a rank: use one of {_names(usable)}")
     if not wanted:

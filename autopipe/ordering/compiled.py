@@ -1,0 +1,35 @@
+"""Compilation of the inner loops by numba where it is installed; plain Python, on lists, where it is not."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+
+def has_numba() -> bool:
+    """Whether numba is installed: it is an extra, ``pip install autopipe[fast]``."""
+    return importlib.util.find_spec("numba") is not None
+
+
+@cache
+def compiled(function: FunctionType, *helpers: FunctionType) -> Callable[..., Any]:
+    """The function as machine code. It calls no Python functions but the helpers, each those before it."""
+    njit = importlib.import_module("numba").njit
+    names = dict(function.__globals__)
+    made: Any = None
+    for part in (*helpers, function):
+        made = njit(cache=True)(FunctionType(part.__code__, names, part.__name__))
+        names[part.__name__] = made
+    compiled_function: Callable[..., Any] = made
+    return compiled_function
+
+
+def numbers(values: Sequence[float], *, fast: bool, whole: bool = False) -> Any:
+    """The values as what is indexed fastest: an array in machine code, a list in Python."""
+    return np.array(values, dtype=np.int64 if whole else np.float64) if fast else list(values)

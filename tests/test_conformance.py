@@ -1,0 +1,85 @@
+"""The conformance suite over the registry: a new schedule is tested as soon as it is there."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopipe.core.errors import UsageError
+from autopipe.core.schedule import Action, Kind, Op, kinds
+from autopipe.core.table_csv import from_csv, to_csv
+from autopipe.core.validation import validate
+from autopipe.simulate import simulate
+from tests.conformance import chain_s, instances, peaks, shapes, work_s
+
+CAPS = {
+    "1F1B": lambda p: p,
+    "ZB-H1": lambda p: p,
+    "ZB-H2": lambda p: 2 * p - 1,
+    "ZB-1p": lambda p: p,
+    "ZB-2p": lambda p: 2 * p,
+    "ZB-V": lambda p: p,
+    "DualPipeV": lambda p: p + 0.5,
+    "V-Half": lambda p: (p + 2) // 2,
+    "V-Min": lambda p: (p + 4) // 3,
+}
+"""Micro-batches' activations that a rank may hold until W, by the paper of each."""
+
+every_kind = pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.name)
+
+
+@every_kind
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_it_is_valid_and_does_all_work_once(kind: Kind, data: st.DataObject) -> None:
+    table, shape, stages, hops = data.draw(instances(kind))
+    validate(table)
+    assert table.micro_batches == shape.micro_batches
+    assert table.name == kind.name
+    line = simulate(table, stages, hops)
+    assert line.step_s >= max(work_s(table, stages), chain_s(stages, table)) * (1 - 1e-9)
+    done = [span.action for span in line.spans if span.action.op is not Op.O]
+    assert sorted(done) == sorted(action for row in table.order for action in row)
+
+
+@every_kind
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_it_keeps_to_its_memory(kind: Kind, data: st.DataObject) -> None:
+    table, shape, _, _ = data.draw(instances(kind))
+    if kind.name in CAPS and shape.weight_part == 1.0:
+        assert max(peaks(table)) <= CAPS[kind.name](shape.ranks)
+
+
+@every_kind
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_equal_arguments_give_equal_tables_and_survive_csv(kind: Kind, data: st.DataObject) -> None:
+    table, _, _, _ = data.draw(instances(kind))
+    again = from_csv(to_csv(table), kind.name)
+    assert again == table
+
+
+@every_kind
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_it_evaluates(kind: Kind, data: st.DataObject) -> None:
+    table, shape, _, _ = data.draw(instances(kind))
+    forwards = table.forward_only()
+    validate(forwards, forward_only=True)
+    batches = range(shape.micro_batches)
+    every = {Action(s, Op.F, b) for s in range(shape.stages) for b in batches}
+    assert {action for row in forwards.order for action in row} == every
+
+
+@every_kind
+@given(data=st.data())
+@settings(max_examples=10, deadline=None)
+def test_what_it_refuses_it_refuses_with_a_reason(kind: Kind, data: st.DataObject) -> None:
+    shape = data.draw(shapes(kind))
+    reason = kind.refuses(shape)
+    if reason:
+        per_rank = len(shape.placement) // shape.ranks
+        with pytest.raises(UsageError, match=f"{kind.name} cannot run {shape.micro_batches} micro-batches"):
+            kind.schedule(shape.ranks, shape.micro_batches, stages_per_rank=per_rank)
