@@ -1,7 +1,7 @@
 """The command line: parse, call, print. Results go to stdout, progress and errors to stderr.
 
-Exit codes: 0 done; 1 no plan fits, or a check failed; 2 wrong usage, a bad file, or a model that fails;
-130 interrupted. Everything heavy is imported inside the verb that needs it.
+Exit codes: 0 done; 1 no plan fits, a check failed, or a trainer cannot take the plan; 2 wrong usage, a bad file, or a
+model that fails; 130 interrupted. Everything heavy is imported inside the verb that needs it.
 """
 
 from __future__ import annotations
@@ -80,6 +80,9 @@ def plan(
     threads: Threads = 1,
     pin: Annotated[list[str] | None, typer.Option(metavar="LAYER=STAGE", help="Keep a layer on a stage.")] = None,
     budget: Budget = None,
+    like: Annotated[
+        str | None, typer.Option("--from", metavar="SPLIT", help="Your split: megatron:…, counts:…, torchtitan:FILE.")
+    ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The plan's file.")] = Path("plan.json"),
     as_json: Json = False,
 ) -> None:
@@ -101,6 +104,7 @@ def plan(
         threads=threads,
         pins=dict(map(_pin, pin)) if pin else None,
         budget_s=budget,
+        like=like,
         output=output,
         progress=_progress,
     )
@@ -109,7 +113,8 @@ def plan(
     else:
         from autopipe.report.terminal import plan_text, show
 
-        show(f"{plan_text(made.plan, profile=made.profile, cluster=made.cluster)}\nwrote     {output}")
+        compared = f"\n{made.comparison}" if made.ours else ""
+        show(f"{plan_text(made.plan, profile=made.profile, cluster=made.cluster)}{compared}\nwrote     {output}")
 
 
 @app.command()
@@ -151,6 +156,21 @@ def show(
     if result:
         parts.append(terminal.check_text(result, plan=shown))
     terminal.show("\n\n".join(parts))
+
+
+@app.command()
+def export(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="plan.json.")],
+    to: Annotated[str, typer.Option(metavar="TRAINER", help="torch, torchtitan, megatron, automodel, deepspeed, …")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where the files go.")] = Path(),
+    allow_lossy: Annotated[bool, typer.Option("--allow-lossy", help="Export what the trainer can express.")] = False,
+) -> None:
+    """Write a plan as another trainer takes it."""
+    from autopipe.export.writing import export_plan
+    from autopipe.report.terminal import show
+
+    made = export_plan(plan, to, output, allow_lossy=allow_lossy)
+    show("\n".join([*made.heading, *(f"wrote     {path}" for path in made.paths)]))
 
 
 @app.command()

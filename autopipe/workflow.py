@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from autopipe.core.errors import FileError, UsageError
 from autopipe.core.plan import FileRef, ModelRef, Plan
 from autopipe.core.profile import Profile, content_digest
 from autopipe.core.result import CheckResult
+from autopipe.core.units import format_duration
 
 PROFILE_SUFFIX = ".profile.json"
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -28,11 +30,18 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan and what it was made from."""
+    """A plan and what it was made from; ``ours`` is the plan without the split that was given."""
 
     plan: Plan
     profile: Profile
     cluster: Cluster
+    ours: Plan | None = None
+
+    @property
+    def comparison(self) -> str:
+        """The steps of the given split and of the one that is chosen freely."""
+        yours, ours = self.plan.predicted.step_s, (self.ours or self.plan).predicted.step_s
+        return f"yours {format_duration(yours)}, ours {format_duration(ours)}"
 
 
 def make_plan(
@@ -45,12 +54,14 @@ def make_plan(
     optimizer: str | None,
     threads: int,
     budget_s: float | None,
+    like: str | None,
     output: Path,
     progress: Progress,
     **choices: Any,
 ) -> Planned:
     """Profile and measure what no file says, search, and write the plan. Raises AutopipeError.
 
+    ``like`` is a split that was made elsewhere: it is planned as it is, and once more without it to compare.
     ``choices`` go to the search as they are: depths, schedules, memory_bytes, recompute, pins.
     """
     from autopipe.search import plan
@@ -73,7 +84,8 @@ def make_plan(
             progress=progress,
         )
     used = given or measured_cluster(source, ranks, threads, progress)
-    made = plan(
+    search = partial(
+        plan,
         profile,
         used,
         global_batch=global_batch,
@@ -83,10 +95,23 @@ def make_plan(
         model=model_ref(source, profile, output.parent),
         profile_ref=FileRef(profile.digest, relative(saved, output.parent)),
         cluster_ref=FileRef(content_digest(files.plain(used)), relative(cluster, output.parent)),
-        **choices,
     )
+    made = search(**choices | (given_split(like, profile, ranks) if like else {}))
+    ours = search(**choices) if like else None
     made.save(output)
-    return Planned(made, profile, used)
+    return Planned(made, profile, used, ours)
+
+
+def given_split(like: str, profile: Profile, devices: int) -> dict[str, Any]:
+    """A split that was made elsewhere, as choices of the search: every layer pinned to its stage. Raises UsageError."""
+    from autopipe.export.splits import read_split
+
+    cuts = read_split(like, tuple(layer.name for layer in profile.layers))
+    stages = len(cuts) + 1
+    if stages > devices:
+        raise UsageError(f"--from has {stages} stages, there are {devices} devices: one device a stage is planned")
+    pins = {layer.name: sum(cut <= index for cut in cuts) for index, layer in enumerate(profile.layers)}
+    return {"depths": (stages,), "pins": pins}
 
 
 def make_profile(source: str, *, output: Path | None, **options: Any) -> tuple[Profile, Path]:

@@ -1,0 +1,46 @@
+"""The lines that every artefact carries: which plan, which versions, what is lost and what is predicted."""
+
+from __future__ import annotations
+
+from autopipe import __version__
+from autopipe.core.plan import Plan
+from autopipe.core.timeline import Timeline
+from autopipe.core.units import format_bytes, format_duration, format_percent
+from autopipe.export.remaining import Remaining
+from autopipe.export.trainer import Heading, Trainer
+
+
+def heading(plan: Plan, trainer: Trainer, rest: Remaining, predicted: Timeline | None) -> Heading:
+    """The lines for a plan; ``predicted`` is the Timeline of what remains, None where it cannot be told."""
+    planned = format_duration(plan.predicted.step_s)
+    lines = [
+        f"{plan.model.name} for {trainer.target}, by autopipe {__version__}",
+        f"plan {plan.digest}",
+        f"{_count(len(plan.stages), 'stage')} on {_count(plan.depth, 'rank')}, {plan.schedule.name}, "
+        f"{plan.micro_batches} micro-batches of {plan.micro_batch}, global batch {plan.global_batch}",
+    ]
+    if trainer.split_only:
+        lines.append("the split only: schedule, micro-batches and recomputation are not in this file")
+    elif not rest.losses:
+        lines.append(f"predicted: {planned} a step")
+    else:
+        lines += [f"not expressed: {loss}" for loss in rest.losses]
+        lines += _remains(plan, predicted, planned)
+    return tuple(lines)
+
+
+def _remains(plan: Plan, predicted: Timeline | None, planned: str) -> list[str]:
+    if predicted is None:
+        return [f"predicted for what remains: unknown without the plan's profile; the plan: {planned} a step"]
+    slower = format_percent(predicted.step_s / plan.predicted.step_s - 1, sign=True)
+    lines = [f"predicted for what remains: {format_duration(predicted.step_s)} a step ({slower}); the plan: {planned}"]
+    over = [
+        f"rank {rank} needs {format_bytes(peak)} of {format_bytes(limit)}"
+        for rank, (peak, limit) in enumerate(zip(predicted.peak_bytes, plan.memory_limit_bytes, strict=False))
+        if peak > limit
+    ]
+    return lines + [f"what remains does not fit: {line}" for line in over]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,118 @@
+"""What a trainer runs of a plan, what is lost, and the step time that is predicted for what remains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from autopipe.core.cluster import Link
+from autopipe.core.errors import AutopipeError, CannotExport
+from autopipe.core.plan import Plan, Stage
+from autopipe.core.profile import Profile
+from autopipe.core.schedule import Schedule, kind
+from autopipe.core.stage import StageCost, stage_cost
+from autopipe.core.timeline import Timeline
+from autopipe.export.names import is_block
+from autopipe.export.trainer import Trainer
+from autopipe.simulate import simulate
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """What a trainer runs. ``recompute`` has a stage's recomputed layers by name, ``losses`` what it does otherwise."""
+
+    schedule: Schedule
+    recompute: tuple[tuple[str, ...], ...]
+    losses: tuple[str, ...] = ()
+
+
+def remaining(plan: Plan, trainer: Trainer) -> Remaining:
+    """What the trainer runs of the plan. Raises CannotExport when it has no schedule for the plan's shape."""
+    planned, recompute = plan.schedule.parsed(), tuple(stage.recompute for stage in plan.stages)
+    if trainer.split_only:
+        return Remaining(planned, recompute)
+    schedule, losses = planned, list[str]()
+    if trainer.stock:
+        schedule = _stock(plan, trainer.name, trainer.stock(plan))
+        losses += _schedule_losses(planned, schedule, trainer.name)
+    blocks = tuple(tuple(filter(is_block, stage.layers)) for stage in plan.stages)
+    some = {layer for layers in recompute for layer in layers if is_block(layer)}
+    if not trainer.recomputes_each and 0 < len(some) < sum(map(len, blocks)):
+        losses.append(
+            f"recomputation of {len(some)} of {sum(map(len, blocks))} blocks: {trainer.name} recomputes all or none, "
+            f"here all"
+        )
+        recompute = blocks
+    return Remaining(schedule, recompute, tuple(losses))
+
+
+def _stock(plan: Plan, trainer: str, name: str) -> Schedule:
+    """The trainer's own schedule in the plan's shape."""
+    per_rank, rest = divmod(len(plan.stages), plan.depth)
+    if rest:
+        raise CannotExport(f"{trainer} needs equally many stages on each rank: {len(plan.stages)} on {plan.depth}")
+    try:
+        return kind(name).schedule(plan.depth, plan.micro_batches, stages_per_rank=per_rank)
+    except AutopipeError as error:
+        raise CannotExport(f"{trainer} runs {name}, which the plan's shape does not allow: {error}") from None
+
+
+def _schedule_losses(planned: Schedule, runs: Schedule, trainer: str) -> list[str]:
+    losses = []
+    if planned.order != runs.order:
+        losses.append(f"schedule {planned.name}: {trainer} runs {runs.name}")
+    if planned.placement != runs.placement:
+        losses.append(f"placement {_ranks(planned)}: {trainer} has stages on ranks {_ranks(runs)}")
+    return losses
+
+
+def _ranks(schedule: Schedule) -> str:
+    return " ".join(map(str, schedule.placement))
+
+
+def predict(plan: Plan, rest: Remaining, profile: Profile | None) -> Timeline | None:
+    """What the rest is expected to do.
+
+    ``profile`` is the one that the plan was made from; without it None is returned where other layers recompute. A
+    link between two ranks that do not talk in the plan is taken as the plan's slowest.
+    """
+    changed = [made.recompute != again for made, again in zip(plan.stages, rest.recompute, strict=True)]
+    if any(changed) and profile is None:
+        return None
+    costs = [
+        _recosted(stage, again, profile, plan.micro_batch) if differs and profile else stage.costs
+        for stage, again, differs in zip(plan.stages, rest.recompute, changed, strict=True)
+    ]
+    return simulate(rest.schedule, costs, _hops(plan, rest.schedule), overhead_s=plan.overhead_s)
+
+
+def _recosted(stage: Stage, again: Sequence[str], profile: Profile, micro_batch: int) -> StageCost:
+    """The stage's costs when other layers recompute, on the device that the plan priced it for."""
+
+    def cost(layers: Sequence[str]) -> StageCost:
+        numbers = [number for number, name in enumerate(stage.layers, stage.start) if name in layers]
+        return stage_cost(profile, stage.start, stage.stop, micro_batch, recompute=numbers)
+
+    before, after, planned = cost(stage.recompute), cost(again), stage.costs
+    speed = before.forward_s / planned.forward_s if planned.forward_s else 1.0
+    return replace(
+        planned,
+        backward_s=planned.backward_s + (after.backward_s - before.backward_s) / speed,
+        input_grad_s=planned.input_grad_s + (after.input_grad_s - before.input_grad_s) / speed,
+        held_after_forward_bytes=after.held_after_forward_bytes,
+        held_after_input_grad_bytes=after.held_after_input_grad_bytes,
+        workspace_bytes=after.workspace_bytes,
+    )
+
+
+def _hops(plan: Plan, schedule: Schedule) -> tuple[Link | None, ...]:
+    known = {
+        frozenset((a.rank, b.rank)): hop
+        for a, b, hop in zip(plan.stages, plan.stages[1:], plan.hops, strict=False)
+        if hop is not None
+    }
+    largest = max((stage.costs.send_bytes for stage in plan.stages), default=0)
+    slowest = max(known.values(), key=lambda link: link.transfer_s(largest), default=None)
+    placed = schedule.placement
+    return tuple(None if a == b else known.get(frozenset((a, b)), slowest) for a, b in pairwise(placed))
