@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from autopipe.core.errors import CannotExport
 from autopipe.core.plan import Plan
-from autopipe.export.names import Part, Role, stage_parts
+from autopipe.export.names import Part, Role, recomputes_blocks, stage_parts
 from autopipe.export.text import comment, literal, placement, schedule_csv
 from autopipe.export.trainer import Files, Heading, exporter
 
@@ -26,7 +26,7 @@ def automodel(plan: Plan, heading: Heading) -> Files:
         )
     names = [[*map(_name, stage), "model.rotary_emb"] for stage in stage_parts(plan, "automodel")]
     schedule = _SCHEDULES[placement(plan, "automodel")][len(plan.stages) > plan.depth]
-    recomputes = str(any(stage.recompute for stage in plan.stages)).lower()
+    recomputes = str(recomputes_blocks(plan)).lower()
     body = f"""distributed:
   strategy: fsdp2
   pp_size: {plan.depth}

@@ -10,6 +10,7 @@ import json
 
 from autopipe.core.errors import CannotExport
 from autopipe.core.plan import Plan
+from autopipe.export.names import recomputes_blocks
 from autopipe.export.text import comment
 from autopipe.export.trainer import Files, Heading, exporter
 
@@ -58,7 +59,7 @@ def deepspeed(plan: Plan, heading: Heading) -> Files:
         ties=ties,
         stages=len(plan.stages),
         count=len(names),
-        interval=int(any(stage.recompute for stage in plan.stages)),
+        interval=int(recomputes_blocks(plan)),
     )
     settings = {
         "autopipe": list(heading),

@@ -6,10 +6,12 @@ overlapping transfers: without them it is wrong in silence.
 
 from __future__ import annotations
 
+import shlex
+
 from autopipe.core.errors import CannotExport
 from autopipe.core.plan import Plan
 from autopipe.export.megatron_layout import write_layout
-from autopipe.export.names import Part, Role, stage_parts
+from autopipe.export.names import Part, Role, recomputes_blocks, stage_parts
 from autopipe.export.text import comment
 from autopipe.export.trainer import Files, Heading, exporter
 
@@ -32,19 +34,15 @@ def megatron(plan: Plan, heading: Heading) -> Files:
         "pipeline_model_parallel_size": plan.depth,
         "pipeline_model_parallel_layout": layout(plan),
     }
-    if any(stage.recompute for stage in plan.stages):
+    if recomputes_blocks(plan):
         model |= _RECOMPUTE
     options = model | {"micro_batch_size": plan.micro_batch, "global_batch_size": plan.global_batch}
-    lines = "".join(f"    --{name} {_shell(value)}\n" for name, value in options.items())
+    lines = "".join(f"    --{name} {shlex.quote(str(value))}\n" for name, value in options.items())
     return {
         "megatron_lm.sh": f"{comment(heading)}PIPELINE_ARGS=(\n{lines.replace('_', '-')})\n",
         "ms_swift.sh": f"{comment(heading)}PIPELINE_ARGS=(\n{lines})\n",
         "megatron_bridge.py": f"{comment(heading)}{_bridge(plan, model)}",
     }
-
-
-def _shell(value: str | int) -> str:
-    return f"'{value}'" if isinstance(value, str) else str(value)
 
 
 def _bridge(plan: Plan, model: dict[str, str | int]) -> str:

@@ -99,3 +99,8 @@ def stage_parts(plan: Plan, trainer: str) -> tuple[tuple[Part, ...], ...]:
 def is_block(layer: str) -> bool:
     """Whether a layer is a numbered block."""
     return block_number(layer) is not None
+
+
+def recomputes_blocks(plan: Plan) -> bool:
+    """Whether any block recomputes: where a trainer knows all or none, all do."""
+    return any(map(is_block, (layer for stage in plan.stages for layer in stage.recompute)))

@@ -13,7 +13,7 @@ from autopipe.core.profile import Profile
 from autopipe.core.schedule import Schedule, kind
 from autopipe.core.stage import StageCost, stage_cost
 from autopipe.core.timeline import Timeline
-from autopipe.export.names import is_block
+from autopipe.export.names import is_block, recomputes_blocks
 from autopipe.export.trainer import Trainer
 from autopipe.simulate import simulate
 
@@ -37,14 +37,19 @@ def remaining(plan: Plan, trainer: Trainer) -> Remaining:
         schedule = _stock(plan, trainer.name, trainer.stock(plan))
         losses += _schedule_losses(planned, schedule, trainer.name)
     blocks = tuple(tuple(filter(is_block, stage.layers)) for stage in plan.stages)
-    some = {layer for layers in recompute for layer in layers if is_block(layer)}
-    if not trainer.recomputes_each and 0 < len(some) < sum(map(len, blocks)):
+    again, every = _flat(recompute), _flat(blocks)
+    if not trainer.recomputes_each and again and not every <= again:
+        rest = recomputes_blocks(plan)
         losses.append(
-            f"recomputation of {len(some)} of {sum(map(len, blocks))} blocks: {trainer.name} recomputes all or none, "
-            f"here all"
+            f"recomputation of {len(again)} of {plan.stages[-1].stop} layers: {trainer.name} recomputes "
+            f"all blocks or none, here {'all' if rest else 'none'}"
         )
-        recompute = blocks
+        recompute = blocks if rest else tuple(() for _ in blocks)
     return Remaining(schedule, recompute, tuple(losses))
+
+
+def _flat(names: tuple[tuple[str, ...], ...]) -> set[str]:
+    return {name for stage in names for name in stage}
 
 
 def _stock(plan: Plan, trainer: str, name: str) -> Schedule:

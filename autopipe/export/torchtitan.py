@@ -11,7 +11,7 @@ from string import Template
 
 from autopipe.core.errors import CannotExport
 from autopipe.core.plan import Plan
-from autopipe.export.names import Part, Role, stage_parts
+from autopipe.export.names import Part, Role, recomputes_blocks, stage_parts
 from autopipe.export.text import comment, literal, placement, schedule_csv
 from autopipe.export.trainer import Files, Heading, exporter
 
@@ -30,7 +30,7 @@ $parts]
 
 
 def config():
-    """The base configuration with the plan: torchrun … -m torchtitan.train --module $module --config config."""
+    """The base configuration with the plan: torchtitan.train --module $module --config config."""
     module, _, function = BASE.partition(":")
     return planned(getattr(import_module(module), function)())
 
@@ -76,7 +76,7 @@ def torchtitan(plan: Plan, heading: Heading) -> Files:
         micro_batches=plan.micro_batches,
         local_batch=plan.micro_batch * plan.micro_batches,
         global_batch=plan.global_batch,
-        recompute="FullAC.Config()" if any(stage.recompute for stage in plan.stages) else "None",
+        recompute="FullAC.Config()" if recomputes_blocks(plan) else "None",
     )
     if "FullAC.Config" not in text:
         text = text.replace("from torchtitan.distributed.activation_checkpoint import FullAC\n\n", "")

@@ -1,0 +1,157 @@
+"""The exported script under torchrun: its own --check against one process, for GPT-2 and Llama, on many tables."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autopipe import export
+from autopipe.core.plan import ModelRef, Plan
+from autopipe.core.profile import CostTable, LayerCost, Profile
+from autopipe.core.schedule import Action, Schedule
+from autopipe.runtime.capture import capture
+from autopipe.runtime.profiling import facts_of
+from autopipe.runtime.workload import ModelFile
+from tests.exports import interleaved, one_f_one_b, plan_of
+from tests.synthetic import random_schedule
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+BLOCKS = {"gpt2": 2, "llama": 1}
+"""The number of the first block among the layers."""
+
+
+def profile_of(name: str) -> Profile:
+    """What capture finds in an example, with made-up costs."""
+    workload = ModelFile(str(EXAMPLES / f"{name}.py")).open()
+    captured = capture(workload.model, workload.batch(2)[0])
+    facts = facts_of(workload, captured, "cpu", 1, 2, "adamw")
+    table = CostTable(2, tuple(LayerCost(1e-3, 2e-3, 1e-3, 1e-3, 1000, 1000, 100) for _ in facts.layers))
+    return Profile(**{**vars(facts), "costs": (table,)})
+
+
+def zero_bubble_v() -> Schedule:
+    """torch's own ZBVZeroBubble on two ranks with four micro-batches."""
+    from torch.distributed.pipelining.schedules import ScheduleZBVZeroBubble
+
+    made = object.__new__(ScheduleZBVZeroBubble)  # its table needs nothing of a process group but its size
+    vars(made).update(pp_group_size=2, num_stages=4, _num_stages=4, _n_microbatches=4, n_local_stages=2, rank=0)
+    rows = [made._calculate_single_rank_operations(rank) for rank in range(2)]
+    order = tuple(tuple(Action.parse(str(action)) for action in row if action is not None) for row in rows)
+    return Schedule("ZBVZeroBubble", (0, 1, 1, 0), order)
+
+
+def synthesized() -> Schedule:
+    """A table of no name: free order and placement, some backwards split."""
+    return random_schedule(random.Random(1), ranks=2, stages=4, micro_batches=4)
+
+
+CASES = {
+    "1F1B": ((4,), lambda: one_f_one_b(2, 4)),
+    "interleaved": ((1, 3, 5), lambda: interleaved(2, 2, 4)),
+    "ZBV": ((1, 2, 5), zero_bubble_v),
+    "CSV": ((2, 3, 6), synthesized),
+    "recompute": ((2,), lambda: one_f_one_b(2, 4)),
+}
+
+
+def plan_for(name: str, case: str) -> Plan:
+    """The plan of a case; its cuts count from the first block."""
+    cuts, schedule = CASES[case]
+    profile, first = profile_of(name), BLOCKS[name]
+    again = [profile.layers[first + n].name for n in (0, 3)] if case == "recompute" else ()
+    path = EXAMPLES / f"{name}.py"
+    model = ModelRef(path.name, os.fspath(path), digest=ModelFile(str(path)).digest)
+    return plan_of(profile, [first + cut for cut in cuts], schedule(), recompute=again, model=model)
+
+
+def write(plan: Plan, folder: Path) -> Path:
+    """The exported files; the script's path."""
+    for file, text in export.trainer("torch").files(plan, ("a heading",)).items():
+        (folder / file).write_text(text)
+    return folder / "train_pipeline.py"
+
+
+def torchrun(folder: Path, *arguments: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    script = str(folder / "train_pipeline.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), script]
+    return subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+
+
+IN_EVERY_RUN = [("gpt2", "ZBV"), ("llama", "CSV")]
+"""Ties on one rank and the split backward; a free order and placement. The rest takes its time."""
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        pytest.param(name, case, marks=() if (name, case) in IN_EVERY_RUN else pytest.mark.slow)
+        for name in ("gpt2", "llama")
+        for case in CASES
+    ],
+)
+def test_the_script_trains_as_one_process(tmp_path: Path, name: str, case: str) -> None:
+    write(plan_for(name, case), tmp_path)
+    done = torchrun(tmp_path, "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    gradients, loss = map(float, re.findall(r"(?:gradients|loss) (\S+?),? ", done.stdout))
+    assert gradients <= 1e-6
+    assert loss <= 1e-6
+    assert "state_dict names are the model's" in done.stdout
+
+
+def replicated(plan: Plan) -> Plan:
+    """Two pipelines that share the batch."""
+    return replace(plan, replicas=2, global_batch=2 * plan.global_batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_replicas_train_as_one_process(tmp_path: Path, name: str) -> None:
+    write(replicated(plan_for(name, "1F1B")), tmp_path)
+    done = torchrun(tmp_path, "--check", ranks=4)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "check passed" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_lost_tie_fails_the_check(tmp_path: Path) -> None:
+    script = write(plan_for("gpt2", "1F1B"), tmp_path)
+    text = script.read_text()
+    assert text.count("dist.all_reduce(parameter.grad, group=group)") == 1
+    script.write_text(text.replace("dist.all_reduce(parameter.grad, group=group)", "pass"))
+    done = torchrun(tmp_path, "--check")
+    assert done.returncode == 1
+    assert "check FAILED" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_script_trains(tmp_path: Path) -> None:
+    write(plan_for("llama", "interleaved"), tmp_path)
+    done = torchrun(tmp_path, "--steps", "4")
+    assert done.returncode == 0, done.stderr
+    losses = [float(value) for value in re.findall(r"loss (\S+)", done.stdout)]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+
+
+def test_wrong_usage_is_one_line(tmp_path: Path) -> None:
+    script = write(plan_for("gpt2", "1F1B"), tmp_path)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("start 2 processes: torchrun --nproc-per-node 2")
+
+
+@pytest.mark.slow
+def test_a_model_file_that_changed_is_refused(tmp_path: Path) -> None:
+    plan = plan_for("llama", "1F1B")
+    write(replace(plan, model=replace(plan.model, digest="0" * 64)), tmp_path)
+    done = torchrun(tmp_path, "--check")
+    assert done.returncode == 1
+    assert "has changed since it was planned" in done.stderr
