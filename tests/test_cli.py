@@ -49,11 +49,11 @@ PLAN = ("plan", "gpt2.profile.json", "--cluster", "cluster.json", "--global-batc
 def test_help_names_every_verb(run):
     code, out, _ = run("--help")
     assert code == 0
-    assert re.findall(r"^  (\w+)  ", out, re.MULTILINE) == ["profile", "plan", "check", "show", "cluster"]
+    assert re.findall(r"^  (\w+)  ", out, re.MULTILINE) == ["profile", "plan", "check", "show", "export", "cluster"]
     assert "--debug" in out
 
 
-@pytest.mark.parametrize("verb", ["profile", "plan", "check", "show", "cluster"])
+@pytest.mark.parametrize("verb", ["profile", "plan", "check", "show", "export", "cluster"])
 def test_every_verb_has_help(run, verb):
     code, out, _ = run(verb, "--help")
     assert code == 0

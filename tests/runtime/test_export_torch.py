@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -80,7 +81,11 @@ def write(plan: Plan, folder: Path) -> Path:
 
 def torchrun(folder: Path, *arguments: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     script = str(folder / "train_pipeline.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), script]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    where = ["--master-addr", "127.0.0.1", "--master-port", port, "--nproc-per-node", str(ranks)]
+    command = [sys.executable, "-m", "torch.distributed.run", *where, script]
     return subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True, timeout=240, check=False)
 
 
