@@ -27,9 +27,7 @@ class PlannedPipeline(PipelineModule):
 
     def __init__(self, layers, *, num_stages={stages}, activation_checkpoint_interval={interval}, **options):
         if len(layers) != {count} or num_stages != {stages}:
-            raise ValueError(
-                f"the plan has {count} layers on {stages} stages, here are {{len(layers)}} on {{num_stages}}"
-            )
+            raise ValueError(f"the plan: {count} layers on {stages} stages, here: {{len(layers)}} on {{num_stages}}")
         super().__init__(
             layers,
             num_stages=num_stages,

@@ -51,6 +51,8 @@ def planned(config):
         parallelism.pipeline_parallel_microbatch_size = $micro_batch
     config.training.local_batch_size = $local_batch
     config.training.global_batch_size = $global_batch
+    if hasattr(config.training, "disable_cuda_graphs"):
+        config.training.disable_cuda_graphs = True  # torchtitan refuses them in a pipeline
     config.activation_checkpoint = $recompute
     return config
 ''')

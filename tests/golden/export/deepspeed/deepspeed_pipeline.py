@@ -24,7 +24,7 @@ class PlannedPipeline(PipelineModule):
 
     def __init__(self, layers, *, num_stages=2, activation_checkpoint_interval=0, **options):
         if len(layers) != 9 or num_stages != 2:
-            raise ValueError(f"the plan has 9 layers on 2 stages, here are {len(layers)} on {num_stages}")
+            raise ValueError(f"the plan: 9 layers on 2 stages, here: {len(layers)} on {num_stages}")
         super().__init__(
             layers,
             num_stages=num_stages,
