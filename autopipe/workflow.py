@@ -72,6 +72,10 @@ def make_plan(
     ranks = rank_count(devices, given)
     if is_profile(source):
         profile, saved = files.read(source, Profile), Path(source)
+        if threads not in (1, profile.threads):
+            raise UsageError(
+                f"{source} was measured with {profile.threads} threads a device, not {threads}: profile again"
+            )
     else:
         profile, saved = make_profile(
             source,

@@ -32,7 +32,7 @@ def no_plan_fits(space: Space, *, free_depth: bool) -> AutopipeError:
     help_ = list(_help(space, nearest, free_depth))
     return NoPlanFits(
         f"no plan fits: the smallest needs {format_bytes(peak)} on rank {rank}, the limit is {format_bytes(limit)} "
-        f"(weights {format_bytes(static)}, activations {format_bytes(peak - static)}). "
+        f"(weights, gradients and optimizer {format_bytes(static)}, activations {format_bytes(peak - static)}). "
         + (f"Try {_either(help_)}." if help_ else "No other setting fits either: it takes devices with more memory.")
     )
 

@@ -27,7 +27,7 @@ from autopipe.runtime.torch_ir import TorchRuntime
 
 MESSAGE_ELEMENTS = 1 << 16
 MICRO_BATCHES = 12
-STEPS = 8
+STEPS = 4
 SECONDS = (0.012, 0.006)
 """Forward seconds of the first and the second stage; backward takes twice as long."""
 

@@ -138,7 +138,8 @@ def _config(ranks: int) -> LaunchConfig:
 @contextlib.contextmanager
 def _quiet_elastic() -> Iterator[None]:
     """Keep the launcher's own log lines away: errors are told once, in our words."""
-    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn")]
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]
+    loggers = [logging.getLogger(name) for name in (*names, "torch.multiprocessing.spawn")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

@@ -31,6 +31,8 @@ from autopipe.runtime.runner import make_optimizer
 from autopipe.runtime.unit_bytes import UnitBytes, unit_bytes
 from autopipe.runtime.workload import Inputs, to_device
 
+FEWEST_ROUNDS = 3
+"""However small the budget: with fewer nobody could say how much the timings vary."""
 MIN_ROUNDS = 5
 MAX_ROUNDS = 40
 SMALL_ERROR = 0.005
@@ -129,7 +131,8 @@ def measure(timer: LayerTimer, budget_s: float, device: torch.device) -> dict[in
         timer.rotate()
         done += 1
         spent = time.monotonic() - begun
-        if _all_agree(_enough(timer.samples, done) or spent + spent / done > budget_s, device):
+        over = done >= FEWEST_ROUNDS and spent + spent / done > budget_s
+        if _all_agree(_enough(timer.samples, done) or over, device):
             return timer.samples
 
 
