@@ -74,7 +74,7 @@ def plan(
     memory: Annotated[str | None, typer.Option(metavar="8GiB", help="Memory of each device.")] = None,
     micro_batch: MicroBatch = None,
     depth: Annotated[str | None, typer.Option(metavar="2,4", help="Ranks of the pipeline.")] = None,
-    schedule: Annotated[str | None, typer.Option(metavar="1F1B,GPipe", help="Schedules to try.")] = None,
+    schedule: Annotated[str | None, typer.Option(metavar="1F1B,ZB-V", help="Schedules to try, or all.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw (default).")] = None,
     recompute: Annotated[Literal["auto", "none", "all"], typer.Option(help="Whose activations to drop.")] = "auto",
     threads: Threads = 1,

@@ -48,10 +48,11 @@ def plan(
     """The fastest plan that fits, by simulation.
 
     Searched are the depths asked for (default: 1 to the number of devices), the profile's micro-batch sizes that
-    divide ``global_batch``, and the schedules that keep one stage on a rank; stage s runs on rank s. ``devices``
-    takes the first so many of the cluster. A rank may use min(its memory, ``memory_bytes``) × (1 − headroom).
-    ``recompute`` is ``none``, ``all``, or ``auto``: on the layers where it is cheapest, and only where a stage would
-    not fit. ``pins`` fixes the stage of layers, by name.
+    divide ``global_batch``, and the ``schedules`` by name (default: GPipe and 1F1B; ``all``: every one, with two and
+    four stages on a rank where it takes them). ``devices`` takes the first so many of the cluster. A rank may use
+    min(its memory, ``memory_bytes``) × (1 − headroom). ``recompute`` is ``none``, ``all``, or ``auto``: on the layers
+    where it is cheapest, and only where a stage would not fit (in its part of the memory, where a rank has several).
+    ``pins`` fixes the stage of layers, by name.
 
     ``lower_bound_s`` holds for every split, depth, micro-batch size, schedule and choice of recomputed layers in that
     space. Equal arguments give equal plans.
@@ -89,10 +90,10 @@ def plan(
         micro_batches=chosen.case.schedule.micro_batches,
         depth=chosen.case.depth,
         replicas=1,
-        stages_per_rank=1,
+        stages_per_rank=chosen.case.stages // chosen.case.depth,
         schedule=ScheduleTable.of(chosen.case.schedule),
         stages=stages(chosen),
-        hops=setting.hops(chosen.case.depth),
+        hops=setting.hops(chosen.case.schedule.placement),
         ties=ties(chosen),
         overhead_s=profile.overhead_s,
         memory_limit_bytes=setting.limits[: chosen.case.depth],

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from autopipe.core.cluster import Link
 from autopipe.core.profile import Profile, Tie
-from autopipe.core.schedule import kind
+from autopipe.core.schedule import Shape, kind, kinds
 from autopipe.core.stage import StageCost, stage_cost
 from autopipe.core.timeline import Timeline
 from autopipe.planning.bounds import quick_bound_s, stage_rows
 from autopipe.planning.cases import Case
 from autopipe.planning.outcome import outcome
 from autopipe.planning.ranges import Ranges
-from autopipe.planning.request import one_stage_kinds
+from autopipe.planning.space import numbers
 from autopipe.planning.tables import Setting
 from autopipe.simulate import peak_loads, simulate
 from autopipe.solvers.brute import splits
@@ -56,7 +56,12 @@ def random_case(rng: random.Random, *, limit: int = 2**40, recompute: str = "non
     setting = Setting(profile, cluster(depth, link=link, speeds=speeds), "adamw", (limit,) * depth, {})
     ranges = Ranges.of(profile, 1, optimizer="adamw", recompute_all=recompute == "all")
     batches = rng.randint(1, 5)
-    tables = [k.schedule(depth, batches) for k in one_stage_kinds()]
+    tables = [
+        k.schedule(ranks, batches, stages_per_rank=number)
+        for k in kinds()
+        for number in numbers(k)
+        if depth % number == 0 and not k.refuses(Shape(ranks := depth // number, batches, k.place(ranks, number)))
+    ]
     tables.append(random_schedule(rng, ranks=depth, stages=depth, micro_batches=batches, in_order=True))
     table = rng.choice(tables)
     return Case(setting, ranges, table, 1, recompute)
@@ -87,11 +92,14 @@ def test_ranges_are_stage_costs(seed: int, recompute_all: bool) -> None:
 @settings(max_examples=120, deadline=None)
 def test_cases_and_the_plain_simulator_agree(seed: int, recompute: str, limit: int) -> None:
     case = random_case(random.Random(seed), limit=limit, recompute=recompute)
-    for found in case.measured(splits(case.ranges.pieces, case.depth)):
+    for found in case.measured(splits(case.ranges.pieces, case.stages)):
         again = tuple(layer for stage in case.recomputed(found.positions) for layer in stage)
         line = _simulated(case, found.positions, again)
         assert line.step_s == pytest.approx(found.step_s, rel=1e-9)
-        assert max(line.peak_bytes) == found.bytes
+        if recompute == "auto" and case.stages > case.depth:  # stages share a rank's memory in equal parts
+            assert max(line.peak_bytes) <= found.bytes
+        else:
+            assert max(line.peak_bytes) == found.bytes
         full = outcome(case, found.positions)  # drops layers that need not recompute
         assert full.over_limit() is None
         assert full.timeline.step_s <= line.step_s * (1 + 1e-9)
@@ -101,9 +109,11 @@ def test_cases_and_the_plain_simulator_agree(seed: int, recompute: str, limit: i
 @settings(max_examples=120, deadline=None)
 def test_what_is_not_allowed_does_not_fit(seed: int, recompute: str, limit: int) -> None:
     case = random_case(random.Random(seed), limit=limit, recompute=recompute)
-    every = list(splits(case.ranges.pieces, case.depth))
+    every = list(splits(case.ranges.pieces, case.stages))
     allowed = {found.positions for found in case.measured(every)}
     assert case.fits() == bool(allowed)
+    if recompute == "auto" and case.stages > case.depth:
+        return  # its stages share a rank's memory in equal parts, and could do so unequally
     for positions in every:
         if positions not in allowed:
             assert outcome(case, positions).over_limit() is not None
@@ -114,11 +124,13 @@ def test_what_is_not_allowed_does_not_fit(seed: int, recompute: str, limit: int)
 def test_nothing_beats_the_bounds(seed: int, part: float) -> None:
     """Every split, and every choice of recomputed layers, that fits takes at least as long as the bounds say."""
     free = random_case(random.Random(seed), recompute="auto")
-    every = list(splits(free.ranges.pieces, free.depth))
+    every = list(splits(free.ranges.pieces, free.stages))
     limit = int(part * min(max(_simulated(free, positions, ()).peak_bytes) for positions in every))
     case = random_case(random.Random(seed), limit=limit, recompute="auto")
     bound = case.lower_bound_s
-    quick = quick_bound_s(case.setting, case.ranges, case.depth, case.schedule.micro_batches)
+    number = case.stages // case.depth
+    batches = case.schedule.micro_batches
+    quick = quick_bound_s(case.setting, case.ranges, case.depth, batches, stages_per_rank=number)
     layers = range(len(case.setting.profile.layers))
     for positions in every:
         for again in itertools.product((False, True), repeat=len(layers)):
@@ -131,12 +143,12 @@ def _simulated(case: Case, positions: tuple[int, ...], again: tuple[int, ...]) -
     profile, ends = case.setting.profile, case.ranges.ends
     costs: list[StageCost] = []
     for stage, (a, b) in enumerate(itertools.pairwise(positions)):
-        speed = case.setting.speeds(case.depth)[stage]
+        speed = case.setting.speeds(case.schedule.placement)[stage]
         cost = stage_cost(profile, ends[a], ends[b], 1, speed=speed, optimizer="adamw", recompute=again)
         split = [tie for tie in profile.ties if 0 < sum(ends[a] <= n < ends[b] for n in tie.layers) < len(tie.layers)]
         sums_s = sum(case.setting.sum_s(tie, case.depth) for tie in split)
         costs.append(replace(cost, optimizer_s=cost.optimizer_s + sums_s))
-    return simulate(case.schedule, costs, case.setting.hops(case.depth), overhead_s=profile.overhead_s)
+    return simulate(case.schedule, costs, case.setting.hops(case.schedule.placement), overhead_s=profile.overhead_s)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])

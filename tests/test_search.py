@@ -21,7 +21,7 @@ from autopipe.core.errors import NoPlanFits, UsageError
 from autopipe.core.files import from_json, to_json, write
 from autopipe.core.plan import FileRef, ModelRef, Plan
 from autopipe.core.profile import OPTIMIZER_STATE, Profile, Tie
-from autopipe.core.schedule import Op, Order, Shape, StageTimes, kind
+from autopipe.core.schedule import Op, Order, Shape, StageTimes, kind, kinds
 from autopipe.core.stage import stage_cost
 from autopipe.core.timeline import Timeline
 from autopipe.core.validation import validate
@@ -387,6 +387,53 @@ def test_a_tied_parameter_is_summed_over_its_stages() -> None:
     assert [stage.costs.optimizer_s for stage in made.stages] == [2 * (1 + 4000 / 1000)] * 2
     alone = plan(profile, cluster(2, link=link), global_batch=4, depths=[1], micro_batches=[1])
     assert (alone.ties, alone.stages[0].costs.optimizer_s) == ((), 0)
+
+
+# every schedule -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def every() -> Plan:
+    profile = chain([0.1, *[1.0] * 10, 2.6], parameter_bytes=GIB // 64, held_bytes=GIB // 64, micro_batches=(1, 2))
+    return plan(profile, cluster(3, link=SLOW), global_batch=8, schedules=["all"], depths=[2, 3])
+
+
+def test_all_lists_every_schedule_with_a_number_or_a_reason(every: Plan) -> None:
+    rows = {row.what: row for row in every.rejected}
+    assert {k.name for k in kinds()} - {every.schedule.name} <= set(rows)
+    assert all(row.step_s is not None or row.reason.startswith("cannot run: ") for row in every.rejected)
+    steps = [row.step_s for row in every.rejected if row.step_s is not None and "limit on" not in row.reason]
+    assert min(steps) >= every.predicted.step_s * (1 - 1e-9)
+
+
+def test_a_plan_with_several_stages_on_a_rank_is_what_the_simulator_says(every: Plan) -> None:
+    assert every.stages_per_rank == len(every.stages) // every.depth
+    line = again(every)
+    assert (line.step_s, line.peak_bytes) == (every.predicted.step_s, every.predicted.peak_bytes)
+
+
+@pytest.mark.parametrize("name", ["ZB-V", "Interleaved1F1B", "V-Min"])
+def test_stages_that_share_a_rank_share_its_memory(name: str) -> None:
+    held = [GIB // 8] * 7 + [GIB // 64]
+    profile = chain([1.0] * 8, parameter_bytes=GIB // 8, held_bytes=held, micro_batches=(1,))
+    asked = {"global_batch": 8, "schedules": [name], "depths": [2], "headroom": 0.0}
+    free = plan(profile, cluster(2), **asked)  # type: ignore[arg-type]
+    limit = max(free.predicted.peak_bytes)
+    same = plan(profile, cluster(2), **asked, memory_bytes=limit)  # type: ignore[arg-type]
+    assert (same.cuts, same.predicted) == (free.cuts, free.predicted)
+    tight = plan(profile, cluster(2), **asked, memory_bytes=int(0.94 * limit))  # type: ignore[arg-type]
+    assert max(tight.predicted.peak_bytes) <= 0.94 * limit
+    assert tight.predicted.step_s >= free.predicted.step_s
+    with pytest.raises(NoPlanFits, match=r"the smallest needs .* on rank \d, the limit is"):
+        plan(profile, cluster(2), **asked, memory_bytes=GIB)  # type: ignore[arg-type]
+
+
+def test_too_few_layers_are_a_reason() -> None:
+    made = plan(chain([1.0] * 3), cluster(2), global_batch=4, schedules=["all"], depths=[2])
+    reasons = {row.what: row.reason for row in made.rejected}
+    assert reasons["ZB-V"] == "cannot run: it needs 4 stages, the model can be cut into 3"
+    with pytest.raises(UsageError, match="ZB-V cannot run: it needs 4 stages, the model can be cut into 3"):
+        plan(chain([1.0] * 3), cluster(2), global_batch=4, schedules=["ZB-V"], depths=[2])
 
 
 # what cannot be meant ----------------------------------------------------------------------------------------------

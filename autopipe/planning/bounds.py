@@ -21,15 +21,23 @@ from autopipe.simulate import OPS
 from autopipe.solvers.chain_dp import prefix_sums
 
 
-def quick_bound_s(setting: Setting, ranges: Ranges, depth: int, micro_batches: int) -> float:
-    """Seconds that no schedule and no split into ``depth`` stages can beat, without any tables.
+def quick_bound_s(
+    setting: Setting, ranges: Ranges, depth: int, micro_batches: int, *, stages_per_rank: int = 1
+) -> float:
+    """Seconds that no schedule and no split into the stages of ``depth`` ranks can beat, without any tables.
 
     One micro-batch passes all layers. Some stage works as long as the best split's longest. And with w the work of a
     micro-batch on a device of the best speed, of which at least a part q is F and the input gradient, a stage that
     comes after work P of earlier ones takes q·P + m·w ≤ T in a step of T; so for all the work W of p stages to fit,
     T ≥ q·W / (1 − (1 − q/m)^p). A slower device takes on less, in proportion to its speed.
+
+    With several stages on a rank, not all of its work comes after that of earlier ranks, nor in one range: what is left
+    is the work of all ranks, shared out.
     """
-    speeds = np.array(setting.speeds(depth))
+    speeds = np.array(setting.speeds(range(depth)))
+    if stages_per_rank > 1:
+        average = micro_batches * ranges.work[0, -1] / speeds.sum()
+        return float(max(ranges.way[0, -1] / speeds.max(), average) * ranges.tick_s)
     longest = micro_batches * ranges.longest_work[depth - 1]
     taken = 1 - np.prod(1 - ranges.forced_part * speeds / speeds.max() / micro_batches)
     everything = ranges.forced_part * ranges.work[0, -1] / taken

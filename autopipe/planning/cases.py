@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from autopipe.baselines import BASELINES
 from autopipe.core.schedule import Schedule
-from autopipe.planning.bounds import least_ends
+from autopipe.planning.bounds import least_ends, quick_bound_s
 from autopipe.planning.ranges import Floats, Ranges
 from autopipe.planning.recompute import chosen_layers
 from autopipe.planning.tables import Setting, Tables, tables
-from autopipe.simulate import OPS, Costs, Graph, late_of
+from autopipe.simulate import OPS, Costs, Graph, late_of, peak_loads
 from autopipe.solvers.brute import splits
 from autopipe.solvers.chain_dp import Split, smallest_maximum, smallest_step
 
@@ -49,8 +49,13 @@ class Case:
 
     @property
     def depth(self) -> int:
-        """How many ranks it uses, one stage each."""
+        """How many ranks it uses."""
         return self.schedule.ranks
+
+    @property
+    def stages(self) -> int:
+        """How many stages there are."""
+        return self.schedule.stages
 
     @cached_property
     def tables(self) -> Tables:
@@ -71,14 +76,18 @@ class Case:
     def lower_bound_s(self) -> float:
         """Seconds that no split, and no choice of layers to recompute, can beat; infinite where none fits."""
         found = smallest_maximum(self.least_ends)
-        return found.value * self.ranges.tick_s if found else float("inf")
+        batches = self.schedule.micro_batches
+        quick_s = quick_bound_s(
+            self.setting, self.ranges, self.depth, batches, stages_per_rank=self.stages // self.depth
+        )
+        return max(found.value * self.ranges.tick_s, quick_s) if found else float("inf")
 
     @cached_property
     def best(self) -> Found | None:
         """The best split that fits, None when none does: of all splits where they are few, else by moving cuts."""
-        if comb(self.ranges.pieces - 1, self.depth - 1) > _FEW:
+        if comb(self.ranges.pieces - 1, self.stages - 1) > _FEW:
             return self.refined()
-        return min(self.measured(splits(self.ranges.pieces, self.depth)), key=_key, default=None)
+        return min(self.measured(splits(self.ranges.pieces, self.stages)), key=_key, default=None)
 
     def refined(self) -> Found | None:
         """The best that moving cuts reaches from the solvers' splits, or a baseline where that is better."""
@@ -97,37 +106,68 @@ class Case:
 
     def measured(self, positions: Iterable[tuple[int, ...]]) -> list[Found]:
         """The splits that are allowed, simulated all at once."""
-        table = np.array([*positions], dtype=np.intp).reshape(-1, self.depth + 1)
-        stage = np.arange(self.depth)
+        table = np.array([*positions], dtype=np.intp).reshape(-1, self.stages + 1)
+        stage = np.arange(self.stages)
         table = table[self.tables.allowed[stage, table[:, :-1], table[:, 1:]].all(axis=1)]
+        peaks = self._peaks(table)
+        fit = (peaks <= np.array(self.setting.limits[: self.depth])).all(axis=1)
+        table, peaks = table[fit], peaks[fit].max(axis=1)
         if not len(table):
             return []
         steps = self.graph.steps(self.costs(table)) * self.ranges.tick_s
-        peaks = self.tables.peak_bytes[stage, table[:, :-1], table[:, 1:]].max(axis=1)
         return [Found(tuple(map(int, row)), float(s), float(b)) for row, s, b in zip(table, steps, peaks, strict=True)]
+
+    def _peaks(self, positions: NDArray[np.intp]) -> Floats:
+        """The peak of each rank, shape (splits, ranks); where layers recompute at most that."""
+        begin, end = positions[:, :-1], positions[:, 1:]
+        stage = np.arange(self.stages)
+        alone = self.tables.peak_bytes[stage, begin, end]
+        if self.stages == self.depth:
+            return alone
+        peaks = np.zeros((len(positions), self.depth))
+        if self.recompute == "auto":
+            for s, rank in enumerate(self.schedule.placement):
+                peaks[:, rank] += alone[:, s]
+            return peaks
+        for rank in range(self.depth):
+            own = [s for s, where in enumerate(self.schedule.placement) if where == rank]
+            peaks[:, rank] = self._joint_peak(rank, begin[:, own], end[:, own])
+        return peaks
+
+    def _joint_peak(self, rank: int, begin: NDArray[np.intp], end: NDArray[np.intp]) -> Floats:
+        """The peak of a rank whose stages take these ranges, shape (splits,)."""
+        always = self.ranges.always(self.schedule.micro_batches)[begin, end].sum(axis=1)
+        held, left = self.ranges.held[begin, end], self.ranges.held_after_input_grad[begin, end]
+        workspace = self.ranges.workspace[begin, end]
+        moments = [
+            held @ np.array(load.forwards) + left @ np.array(load.input_grads) + workspace[:, load.running]
+            for load in peak_loads(self.schedule, rank)
+        ]
+        return np.asarray(always + np.max(moments, axis=0))
 
     def costs(self, positions: NDArray[np.intp]) -> Costs:
         """The ticks of many splits, positions of shape (splits, stages + 1), as the simulator takes them."""
-        stage, begin, end = np.arange(self.depth), positions[:, :-1], positions[:, 1:]
+        stage, begin, end = np.arange(self.stages), positions[:, :-1], positions[:, 1:]
         actions = self.tables.actions[:, stage, begin, end].transpose(2, 0, 1)
-        transfers = np.zeros((2, self.depth, len(positions)))
+        transfers = np.zeros((2, self.stages, len(positions)))
         transfers[0, 1:] = self.tables.activations[stage[:-1], end[:, :-1]].T
         transfers[1, :-1] = self.tables.gradients[stage[:-1], end[:, :-1]].T
         optimizer = self.tables.optimizer[stage, begin, end].T
         actions, transfers, optimizer = (
             np.ascontiguousarray(c.reshape(-1, len(positions))) for c in (actions, transfers, optimizer)
         )
-        return Costs(
-            actions, transfers, optimizer, np.rint(late_of(self.setting.hops(self.depth)) / self.ranges.tick_s)
-        )
+        late = late_of(self.setting.hops(self.schedule.placement))
+        return Costs(actions, transfers, optimizer, np.rint(late / self.ranges.tick_s))
 
     def least_memory(self) -> Split | None:
         """The split that exceeds its limits least, by its ``value`` in bytes; None when the pins leave none."""
-        limits = np.array(self.setting.limits[: self.depth])[:, None, None]
+        limits = np.array([self.setting.limits[rank] for rank in self.schedule.placement])[:, None, None]
         return smallest_maximum(np.where(self.tables.open, self.tables.peak_bytes - limits, np.inf))
 
     def fits(self) -> bool:
-        """Whether any split fits."""
+        """Whether any split fits; with several stages on a rank, whether any is found."""
+        if self.stages > self.depth:
+            return self.best is not None
         split = self.least_memory()
         return split is not None and split.value <= 0
 
@@ -151,12 +191,12 @@ class Case:
         return [split.positions for split in (smallest_maximum(work), smallest_maximum(ends), step) if split]
 
     def _baselines(self) -> list[tuple[int, ...]]:
-        rules = [rule(self.setting.profile, self.depth) for rule in BASELINES.values()]
+        rules = [rule(self.setting.profile, self.stages) for rule in BASELINES.values()]
         return [self.ranges.places(cuts) for cuts in rules if cuts is not None]
 
     def _work(self) -> Floats:
         """Ticks that a stage spends on one micro-batch, on average over its row."""
-        counts = np.zeros((len(OPS), self.depth, 1, 1))
+        counts = np.zeros((len(OPS), self.stages, 1, 1))
         for row in self.schedule.order:
             for action in row:
                 counts[OPS.index(action.op), action.stage] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autopipe.planning.outcome import Outcome
@@ -43,25 +44,30 @@ def _parts(chosen: Outcome) -> dict[str, float]:
     line = chosen.timeline
     work = [line.work_s(rank) for rank in range(line.ranks)]
     busiest = next(rank for rank, seconds in enumerate(work) if seconds >= max(work) * (1 - SAME))
-    optimizer, waiting = chosen.costs[busiest].optimizer_s, line.step_s - work[busiest]
+    own = [stage for stage, rank in enumerate(chosen.case.schedule.placement) if rank == busiest]
+    optimizer, waiting = sum(chosen.costs[stage].optimizer_s for stage in own), line.step_s - work[busiest]
     links = min(waiting, _links_s(chosen))
-    micro_batches = chosen.case.schedule.micro_batches
+    case, micro_batches = chosen.case, chosen.case.schedule.micro_batches
     return {
-        f"stage {busiest}{_alone(chosen, busiest)}": work[busiest] - optimizer,
+        f"{_named(chosen, own, busiest)}": work[busiest] - optimizer,
         "the optimizer": optimizer,
         "the links": links,
-        f"filling and draining {line.ranks} stages, {micro_batches} micro-batches": waiting - links,
+        f"filling and draining {case.stages} stages, {micro_batches} micro-batches": waiting - links,
     }
 
 
-def _alone(chosen: Outcome, stage: int) -> str:
-    start, stop = chosen.bounds[stage]
-    return f", {chosen.case.setting.profile.layers[start].name} alone" if stop - start == 1 else ""
+def _named(chosen: Outcome, own: Sequence[int], rank: int) -> str:
+    """The rank by its stage, or its number where it has several; and its layer where that is alone."""
+    if len(own) > 1:
+        return f"rank {rank}"
+    start, stop = chosen.bounds[own[0]]
+    alone = f", {chosen.case.setting.profile.layers[start].name} alone" if stop - start == 1 else ""
+    return f"stage {own[0]}{alone}"
 
 
 def _links_s(chosen: Outcome) -> float:
     """How much shorter the step would be if transfers took no time."""
     case = chosen.case
-    nowhere = [None] * (case.depth - 1)
+    nowhere = [None] * (case.stages - 1)
     without = simulate(case.schedule, chosen.costs, nowhere, overhead_s=case.setting.profile.overhead_s)
     return chosen.timeline.step_s - without.step_s

@@ -9,7 +9,7 @@ from autopipe.core.cluster import Cluster, Link, Tier
 from autopipe.core.errors import AutopipeError, NoPlanFits, UsageError
 from autopipe.core.units import format_bytes
 from autopipe.planning.outcome import Outcome
-from autopipe.planning.request import one_stage_kinds, possible_depths
+from autopipe.planning.request import possible_depths, wanted_kinds
 from autopipe.planning.space import Space
 from autopipe.planning.whynot import closest
 
@@ -23,12 +23,15 @@ def no_plan_fits(space: Space, *, free_depth: bool) -> AutopipeError:
     ``free_depth`` says that the depth was not fixed, so that more devices would be used.
     """
     nearest = closest(space)
+    if nearest is None and (why := space.refusal()):
+        return UsageError(f"{_either([kind.name for kind in space.kinds])} cannot run: {why}")
     if nearest is None:
         return UsageError("the pins and the layers that must not split their backward leave no plan: change a pin")
     rank = nearest.over_limit()
     assert rank is not None
     peak, limit = nearest.timeline.peak_bytes[rank], space.setting.limits[rank]
-    static = nearest.costs[rank].static_bytes
+    own = [stage for stage, where in enumerate(nearest.case.schedule.placement) if where == rank]
+    static = sum(nearest.costs[stage].static_bytes for stage in own)
     help_ = list(_help(space, nearest, free_depth))
     return NoPlanFits(
         f"no plan fits: the smallest needs {format_bytes(peak)} on rank {rank}, the limit is {format_bytes(limit)} "
@@ -47,7 +50,7 @@ def _help(space: Space, nearest: Outcome, free_depth: bool) -> Iterator[str]:
         yield f"--micro-batch {size}"
     if space.recompute == "none" and space.under(space.setting, recompute="auto").fits():
         yield "--recompute auto"
-    others = [kind for kind in one_stage_kinds() if kind not in space.kinds]
+    others = [kind for kind in wanted_kinds(None) if kind not in space.kinds]
     if name := next((kind.name for kind in others if replace(space, kinds=(kind,)).fits()), None):
         yield f"--schedule {name}"
     if free_depth and (count := _devices(space)):
@@ -76,8 +79,9 @@ def _fits_with_one(space: Space, nearest: Outcome) -> bool:
     """Receive buffers stay, since there are more of smaller ones; all else that is not static shrinks."""
     case = nearest.case
     for rank, peak in enumerate(nearest.timeline.peak_bytes):
-        cost = nearest.costs[rank]
-        stays = cost.static_bytes + cost.buffers_bytes(case.schedule.micro_batches)
+        own = [stage for stage, where in enumerate(case.schedule.placement) if where == rank]
+        costs = [nearest.costs[stage] for stage in own]
+        stays = sum(cost.static_bytes + cost.buffers_bytes(case.schedule.micro_batches) for cost in costs)
         if stays + (peak - stays) / case.micro_batch > space.setting.limits[rank]:
             return False
     return True

@@ -37,13 +37,14 @@ def outcome(case: Case, positions: Sequence[int]) -> Outcome:
     """Simulate a split of a case; it need not fit."""
     ends = case.ranges.ends
     bounds = tuple((ends[a], ends[b]) for a, b in pairwise(positions))
-    again = tuple(
-        _needed(case, stage, *bounds[stage], layers) for stage, layers in enumerate(case.recomputed(positions))
-    )
-    costs = tuple(_cost(case, stage, *bounds[stage], layers) for stage, layers in enumerate(again))
-    hops = case.setting.hops(case.depth)
+    again = list(case.recomputed(positions))
+    costs = [_cost(case, stage, *bounds[stage], layers) for stage, layers in enumerate(again)]
+    if case.recompute == "auto":
+        for stage in range(case.stages):
+            _drop(case, stage, bounds[stage], again, costs)
+    hops = case.setting.hops(case.schedule.placement)
     timeline = simulate(case.schedule, costs, hops, overhead_s=case.setting.profile.overhead_s)
-    return Outcome(case, bounds, again, costs, timeline)
+    return Outcome(case, bounds, tuple(again), tuple(costs), timeline)
 
 
 def _cost(case: Case, stage: int, start: int, stop: int, recompute: Sequence[int]) -> StageCost:
@@ -63,18 +64,21 @@ def _cost(case: Case, stage: int, start: int, stop: int, recompute: Sequence[int
     return replace(cost, optimizer_s=cost.optimizer_s + sum(setting.sum_s(tie, case.depth) for tie in ties))
 
 
-def _needed(case: Case, stage: int, start: int, stop: int, layers: Sequence[int]) -> tuple[int, ...]:
-    """Those of the layers that must recompute: the dearest ones are dropped while the stage still fits."""
-    if case.recompute != "auto":
-        return tuple(layers)
-    kept = list(layers)
-    for layer in sorted(layers, key=lambda i: (-case.ranges.layers.forward[i], i)):
-        fewer = [i for i in kept if i != layer]
-        if _peak(case, stage, _cost(case, stage, start, stop, fewer)) <= case.setting.limits[stage]:
-            kept = fewer
-    return tuple(kept)
+def _drop(
+    case: Case, stage: int, bounds: tuple[int, int], again: list[tuple[int, ...]], costs: list[StageCost]
+) -> None:
+    """Let those of a stage's layers that need not recompute keep theirs: the dearest ones while the rank still fits."""
+    limit = case.setting.limits[case.schedule.placement[stage]]
+    for layer in sorted(again[stage], key=lambda i: (-case.ranges.layers.forward[i], i)):
+        fewer = tuple(i for i in again[stage] if i != layer)
+        cost = _cost(case, stage, *bounds, fewer)
+        if _peak(case, stage, [*costs[:stage], cost, *costs[stage + 1 :]]) <= limit:
+            again[stage], costs[stage] = fewer, cost
 
 
-def _peak(case: Case, stage: int, cost: StageCost) -> int:
-    highest = max(load.bytes([cost]) for load in peak_loads(case.schedule, case.schedule.placement[stage]))
-    return cost.static_bytes + cost.buffers_bytes(case.schedule.micro_batches) + highest
+def _peak(case: Case, stage: int, costs: Sequence[StageCost]) -> int:
+    """The peak of the stage's rank."""
+    rank = case.schedule.placement[stage]
+    own = [cost for cost, where in zip(costs, case.schedule.placement, strict=True) if where == rank]
+    highest = max(load.bytes(own) for load in peak_loads(case.schedule, rank))
+    return sum(cost.static_bytes + cost.buffers_bytes(case.schedule.micro_batches) for cost in own) + highest

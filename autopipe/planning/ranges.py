@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from autopipe.core.cluster import Link
 from autopipe.core.profile import OPTIMIZER_STATE, LayerCost, Profile, Tie
+from autopipe.core.schedule import StageTimes
 from autopipe.core.stage import recomputed, tied_optimizer_s
 from autopipe.solvers.chain_dp import smallest_maxima
 
@@ -89,6 +90,11 @@ class Ranges:
         """For 1 … n stages the work of the longest one, in the split where it is shortest."""
         return smallest_maxima(np.where(np.triu(np.ones_like(self.work), 1) > 0, self.work, np.inf), self.pieces)
 
+    def times(self, stages: int) -> StageTimes:
+        """The ticks of a stage that takes an equal part of the model."""
+        whole = (self.forward, self.backward, self.input_grad, self.weight_grad)
+        return StageTimes(*(float(ticks[0, -1]) / stages for ticks in whole))
+
     def places(self, cuts: Sequence[int]) -> tuple[int, ...]:
         """The positions of a split that is given by its cuts, both ends included."""
         return (0, *(self.ends.index(cut) for cut in cuts), self.pieces)
@@ -133,6 +139,11 @@ class Ranges:
         """Which ranges hold a layer."""
         ends = np.array(self.ends)
         return np.asarray((ends[:, None] <= layer) & (ends[None, :] > layer))
+
+    def always(self, micro_batches: int) -> Floats:
+        """Bytes that are there throughout: static ones, and what is received and sent."""
+        crossing = self.activations + self.gradients
+        return np.asarray(self.static + micro_batches * (crossing[:, None] + crossing[None, :]))
 
     def transfers(self, sizes: Floats, hops: Sequence[Link | None]) -> Floats:
         """Ticks to send each of the ``sizes`` over each hop, shape (hops, n + 1); None is inside a rank."""

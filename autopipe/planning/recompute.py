@@ -89,20 +89,14 @@ def chosen_layers(ranges: Ranges, taken: int, start: int, stop: int) -> tuple[in
     return tuple(sorted(i for i in recompute_order(ranges.layers)[:taken] if start <= i < stop))
 
 
-def _always(ranges: Ranges, micro_batches: int) -> Floats:
-    """Static bytes, and what is received and sent."""
-    crossing = ranges.activations + ranges.gradients
-    return np.asarray(ranges.static + micro_batches * (crossing[:, None] + crossing[None, :]))
-
-
 def _need(ranges: Ranges, place: Place, micro_batches: int, held: Floats, workspace: Floats) -> Floats:
     """The peak bytes of every range."""
     highest = [f * held + i * ranges.held_after_input_grad for f, i in place.in_flight]
-    return np.asarray(_always(ranges, micro_batches) + np.max(highest, axis=0) + workspace)
+    return np.asarray(ranges.always(micro_batches) + np.max(highest, axis=0) + workspace)
 
 
 def _missing(ranges: Ranges, place: Place, micro_batches: int) -> Floats:
     """The bytes of one micro-batch that must go, if recomputing needed no workspace."""
-    rest = _always(ranges, micro_batches) + ranges.workspace - place.limit_bytes
+    rest = ranges.always(micro_batches) + ranges.workspace - place.limit_bytes
     needs = [ranges.held + (rest + i * ranges.held_after_input_grad) / f for f, i in place.in_flight if f]
     return np.asarray(np.max(needs, axis=0))

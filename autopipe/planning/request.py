@@ -41,19 +41,13 @@ DEFAULT_SCHEDULES = ("1F1B", "GPipe")
 """What is tried where no schedule is asked for."""
 
 
-def one_stage_kinds() -> tuple[Kind, ...]:
-    """The schedules that keep one stage on a rank, by name."""
-    return tuple(kind for kind in kinds() if kind.placement == "loop" and kind.takes(1))
-
-
 def wanted_kinds(names: Sequence[str] | None) -> tuple[Kind, ...]:
-    """The schedules to try, by name. Raises UsageError for one that is unknown or needs more stages a rank."""
-    usable = one_stage_kinds()
+    """The schedules to try, by name; ``all`` means every one. Raises UsageError for one that is unknown."""
+    if names is not None and [name.lower() for name in names] == ["all"]:
+        return kinds()
     wanted = {k.name: k for k in map(kind, DEFAULT_SCHEDULES if names is None else names)}.values()
-    for unusable in (k for k in wanted if k not in usable):
-        raise UsageError(f"{unusable.name} needs more than one stage on a rank: use one of {_names(usable)}")
     if not wanted:
-        raise UsageError(f"no schedule is left to try: use one of {_names(usable)}")
+        raise UsageError(f"no schedule is left to try: use all, or some of {_names(kinds())}")
     return tuple(sorted(wanted, key=lambda k: k.name))
 
 

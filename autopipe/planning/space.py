@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from autopipe.core.schedule import Kind, Shape
+import numpy as np
+
+from autopipe.core.schedule import Kind, Schedule, Shape
+from autopipe.core.schedule import kind as named
 from autopipe.planning.bounds import quick_bound_s
 from autopipe.planning.cases import Case, Found
 from autopipe.planning.ranges import Ranges
@@ -17,12 +20,25 @@ SAME = 1e-9
 """Steps that differ by less are equal: well above rounding, far below any measurement."""
 
 
+SEVERAL = (2, 4)
+"""Stages on a rank that are tried with the schedules that take any number."""
+
+_Name = tuple[int, int, str, int, str]
+
+
 class Key(NamedTuple):
     """What tells one case of a space from another."""
 
     depth: int
     micro_batch: int
     kind: Kind
+    stages_per_rank: int
+    recompute: str
+
+    @property
+    def name(self) -> tuple[int, int, str, int, str]:
+        """The key with the schedule by name."""
+        return self.depth, self.micro_batch, self.kind.name, self.stages_per_rank, self.recompute
 
 
 class Choice(NamedTuple):
@@ -50,17 +66,44 @@ class Space:
     kinds: tuple[Kind, ...]
     recompute: str
     _ranges: dict[int, Ranges] = field(default_factory=dict)
-    _cases: dict[tuple[int, int, str], Case] = field(default_factory=dict)
-    _bounds: dict[tuple[int, int, str], float] = field(default_factory=dict)
+    _cases: dict[_Name, Case] = field(default_factory=dict)
+    _bounds: dict[_Name, float] = field(default_factory=dict)
 
     def all(self) -> Iterator[Key]:
         """All cases whose shape the schedule takes."""
         for depth in self.depths:
             for micro_batch in self.micro_batches:
-                for kind in self.kinds:
-                    shape = Shape(depth, self.global_batch // micro_batch, kind.place(depth))
-                    if not kind.refuses(shape):
-                        yield Key(depth, micro_batch, kind)
+                for kind, number in self._rows(depth):
+                    if not self._refusal(depth, micro_batch, kind, number):
+                        for rule in self._rules(number):
+                            yield Key(depth, micro_batch, kind, number, rule)
+
+    def _rows(self, depth: int) -> list[tuple[Kind, int]]:
+        """The schedules with their numbers of stages on a rank; several on a single rank make no sense."""
+        rows = [(kind, number) for kind in self.kinds for number in numbers(kind)]
+        single = [(kind, number) for kind, number in rows if number == 1]
+        return rows if depth > 1 else single or [(named("1F1B"), 1)]
+
+    def _rules(self, stages_per_rank: int) -> tuple[str, ...]:
+        """Whether layers recompute. What recomputes is chosen stage by stage: several on a rank may fit without it."""
+        return ("none", "auto") if self.recompute == "auto" and stages_per_rank > 1 else (self.recompute,)
+
+    def _refusal(self, depth: int, micro_batch: int, kind: Kind, number: int) -> str | None:
+        pieces = self.ranges(micro_batch).pieces
+        if depth * number > pieces:
+            return f"it needs {depth * number} stages, the model can be cut into {pieces}"
+        return kind.refuses(Shape(depth, self.global_batch // micro_batch, kind.place(depth, number)))
+
+    def refusal(self) -> str | None:
+        """Why none of it can run, of the last shape that was tried; None where one can."""
+        reason = None
+        for depth in self.depths:
+            for micro_batch in self.micro_batches:
+                for kind, number in self._rows(depth):
+                    reason = self._refusal(depth, micro_batch, kind, number)
+                    if reason is None:
+                        return None
+        return reason
 
     def ranges(self, micro_batch: int) -> Ranges:
         """The profile's ranges at a micro-batch size."""
@@ -73,24 +116,38 @@ class Space:
 
     def case(self, key: Key) -> Case:
         """The case of a key."""
-        name = (key.depth, key.micro_batch, key.kind.name)
-        if name not in self._cases:
-            table = key.kind.schedule(key.depth, self.global_batch // key.micro_batch)
+        if key.name not in self._cases:
             ranges = self.ranges(key.micro_batch)
-            self._cases[name] = Case(self.setting, ranges, table, key.micro_batch, self.recompute)
-        return self._cases[name]
+            table = self._table(key, ranges)
+            self._cases[key.name] = Case(self.setting, ranges, table, key.micro_batch, key.recompute)
+        return self._cases[key.name]
+
+    def _table(self, key: Key, ranges: Ranges) -> Schedule:
+        """The schedule for stages that cost the same: the whole model's ticks shared out."""
+        placement = key.kind.place(key.depth, key.stages_per_rank)
+        hops = self.setting.hops(placement)
+        middle = np.median(ranges.activations[1:-1]) if ranges.pieces > 1 else 0
+        held = max(ranges.held[0, -1], 1)
+        return key.kind.schedule(
+            key.depth,
+            self.global_batch // key.micro_batch,
+            stages_per_rank=key.stages_per_rank,
+            times=[ranges.times(len(placement))] * len(placement),
+            hops_s=[hop.transfer_s(int(middle)) / ranges.tick_s if hop else 0.0 for hop in hops],
+            weight_part=float(ranges.held_after_input_grad[0, -1] / held),
+        )
 
     def quick_bound_s(self, key: Key) -> float:
         """A bound for a case that needs neither its schedule nor its tables."""
         batches = self.global_batch // key.micro_batch
-        return quick_bound_s(self.setting, self.ranges(key.micro_batch), key.depth, batches)
+        ranges = self.ranges(key.micro_batch)
+        return quick_bound_s(self.setting, ranges, key.depth, batches, stages_per_rank=key.stages_per_rank)
 
     def bound_s(self, key: Key) -> float:
         """The bound of a case."""
-        name = (key.depth, key.micro_batch, key.kind.name)
-        if name not in self._bounds:
-            self._bounds[name] = self.case(key).lower_bound_s
-        return self._bounds[name]
+        if key.name not in self._bounds:
+            self._bounds[key.name] = self.case(key).lower_bound_s
+        return self._bounds[key.name]
 
     def tight(self) -> bool:
         """Whether memory kept any of the cases that were looked at from a split."""
@@ -115,6 +172,11 @@ class Space:
     def fits(self) -> bool:
         """Whether any plan in it fits."""
         return any(self.case(key).fits() for key in self.all())
+
+
+def numbers(kind: Kind) -> tuple[int, ...]:
+    """The numbers of stages on a rank that a schedule is tried with."""
+    return kind.stages_per_rank or SEVERAL
 
 
 def search(space: Space, *, below_s: float = float("inf")) -> Answer:

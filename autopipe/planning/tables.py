@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -30,13 +31,14 @@ class Setting:
     limits: tuple[int, ...]
     pins: Mapping[int, int]
 
-    def hops(self, depth: int) -> tuple[Link | None, ...]:
-        """The links between neighbouring stages; stage s is on rank s."""
-        return tuple(self.cluster.link(rank, rank + 1) for rank in range(depth - 1))
+    def hops(self, placement: Sequence[int]) -> tuple[Link | None, ...]:
+        """The links between neighbouring stages, None inside a rank."""
+        return tuple(self.cluster.link(a, b) for a, b in pairwise(placement))
 
-    def speeds(self, depth: int) -> list[float]:
-        """The speeds of the first ranks."""
-        return [device.speed for device in self.cluster.ranks()][:depth]
+    def speeds(self, placement: Sequence[int]) -> list[float]:
+        """The speed of each stage's device."""
+        speeds = [device.speed for device in self.cluster.ranks()]
+        return [speeds[rank] for rank in placement]
 
     def sum_s(self, tie: Tie, depth: int) -> float:
         """Seconds to sum a tied parameter's gradient over its ranks: a ring over the slowest link of the pipeline."""
@@ -69,17 +71,22 @@ class Tables(NamedTuple):
 
 
 def tables(setting: Setting, ranges: Ranges, schedule: Schedule, *, may_recompute: bool) -> Tables:
-    """The tables of a schedule that keeps stage s on rank s."""
-    depth = schedule.stages
-    places = [_place(setting, schedule, stage) for stage in range(depth)]
-    fits = [fit(ranges, place, schedule.micro_batches, may_recompute=may_recompute) for place in places]
-    extra, least = np.stack([f.extra for f in fits]), np.stack([f.least_extra for f in fits])
+    """The tables of a schedule.
+
+    Several stages on a rank share its memory. Where layers may recompute each gets an equal part of it; else each is
+    held against all of it, and what they need together is for Case.measured to check.
+    """
+    places = [_place(setting, schedule, stage, shared=False) for stage in range(schedule.stages)]
+    shared = [_place(setting, schedule, stage, shared=may_recompute) for stage in range(schedule.stages)]
+    fits = [fit(ranges, place, schedule.micro_batches, may_recompute=may_recompute) for place in shared]
+    loose = [fit(ranges, place, schedule.micro_batches, may_recompute=may_recompute) for place in places]
+    extra, least = np.stack([f.extra for f in fits]), np.stack([f.least_extra for f in loose])
     open_ = _open(setting, ranges, schedule)
-    hops = setting.hops(depth)
+    hops, speeds = setting.hops(schedule.placement), setting.speeds(schedule.placement)
     return Tables(
-        actions=_actions(setting, ranges, extra),
-        least=_actions(setting, ranges, np.where(np.isfinite(least), least, 0)),
-        optimizer=_optimizer(setting, ranges, depth),
+        actions=_actions(setting, ranges, extra, speeds),
+        least=_actions(setting, ranges, np.where(np.isfinite(least), least, 0), speeds),
+        optimizer=_optimizer(setting, ranges, schedule, speeds),
         activations=ranges.transfers(ranges.activations, hops),
         gradients=ranges.transfers(ranges.gradients, hops),
         open=open_,
@@ -90,26 +97,29 @@ def tables(setting: Setting, ranges: Ranges, schedule: Schedule, *, may_recomput
     )
 
 
-def _place(setting: Setting, schedule: Schedule, stage: int) -> Place:
+def _place(setting: Setting, schedule: Schedule, stage: int, *, shared: bool) -> Place:
     rank = schedule.placement[stage]
-    flights = ((load.forwards[0], load.input_grads[0]) for load in peak_loads(schedule, rank))
-    return Place(setting.limits[rank], tuple(dict.fromkeys(flights)))
+    own = [other for other, where in enumerate(schedule.placement) if where == rank]
+    place = own.index(stage)
+    flights = ((load.forwards[place], load.input_grads[place]) for load in peak_loads(schedule, rank))
+    limit = setting.limits[rank] // len(own) if shared else setting.limits[rank]
+    return Place(limit, tuple(dict.fromkeys(flights)))
 
 
-def _actions(setting: Setting, ranges: Ranges, extra: Floats) -> Floats:
+def _actions(setting: Setting, ranges: Ranges, extra: Floats, stage_speeds: Sequence[float]) -> Floats:
     """F, B, I and W; what is recomputed is part of B and I."""
-    speeds = np.array(setting.speeds(len(extra)))[:, None, None]
+    speeds = np.array(stage_speeds)[:, None, None]
     overhead = round(setting.profile.overhead_s / ranges.tick_s)
     whole = (ranges.forward, ranges.backward + extra, ranges.input_grad + extra, ranges.weight_grad)
     return np.stack([np.rint(ticks / speeds) + overhead for ticks in whole])
 
 
-def _optimizer(setting: Setting, ranges: Ranges, depth: int) -> Floats:
+def _optimizer(setting: Setting, ranges: Ranges, schedule: Schedule, stage_speeds: Sequence[float]) -> Floats:
     """The optimizer, behind the sum of gradients of parameters that another stage holds too."""
-    speeds = np.array(setting.speeds(depth))[:, None, None]
+    speeds = np.array(stage_speeds)[:, None, None]
     ticks = np.rint(ranges.optimizer / speeds)
     for tie in setting.profile.ties:
-        ticks = ticks + np.rint(setting.sum_s(tie, depth) / ranges.tick_s) * ranges.part_of(tie)
+        ticks = ticks + np.rint(setting.sum_s(tie, schedule.ranks) / ranges.tick_s) * ranges.part_of(tie)
     return np.asarray(ticks)
 
 

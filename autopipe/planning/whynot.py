@@ -23,7 +23,8 @@ def rejected(space: Space, chosen: Outcome) -> tuple[Rejected, ...]:
     rows = [*_baselines(chosen)]
     if case.depth > 1:
         rows += [_best(k.name, space.only(kind=k), chosen) for k in space.kinds if k.name != case.schedule.name]
-    rows += [_best(f"{d} stages", space.only(depth=d), chosen) for d in _depths(space.depths, case.depth)]
+    several = "ranks" if case.stages > case.depth else "stages"
+    rows += [_best(f"{d} {several}", space.only(depth=d), chosen) for d in _depths(space.depths, case.depth)]
     rows += [
         _best(f"micro-batch {b}", space.only(micro_batch=b), chosen)
         for b in space.micro_batches
@@ -50,7 +51,7 @@ def _baselines(chosen: Outcome) -> Iterator[Rejected]:
     if chosen.case.depth == 1:
         return
     for name, rule in BASELINES.items():
-        cuts = rule(chosen.case.setting.profile, chosen.case.depth)
+        cuts = rule(chosen.case.setting.profile, chosen.case.stages)
         if cuts is not None:
             other = outcome(chosen.case, chosen.case.ranges.places(cuts))
             yield _row(f"{name}, {chosen.case.schedule.name}", other, chosen)
@@ -61,7 +62,8 @@ def _best(what: str, space: Space, chosen: Outcome) -> Rejected:
     best = search(space).best
     other = outcome(best.case, best.found.positions) if best else closest(space)
     if other is None:
-        return Rejected(what, "cannot run: shape, pins or layers that must not split their backward forbid it")
+        why = space.refusal() or "pins or layers that must not split their backward forbid it"
+        return Rejected(what, f"cannot run: {why}")
     return _row(what, other, chosen)
 
 

@@ -67,7 +67,10 @@ def notes(space: Space, chosen: Outcome, others: Sequence[Rejected]) -> Iterator
         )
     used, offered = chosen.case.depth, max(space.depths)
     if used < offered:
-        wider = next((row for row in others if row.what == f"{offered} stages" and row.step_s is not None), None)
+        wider = next(
+            (row for row in others if row.what in (f"{offered} stages", f"{offered} ranks") and row.step_s is not None),
+            None,
+        )
         cost = f": {wider.what} would take {format_duration(wider.step_s or 0)} ({wider.reason})" if wider else ""
         yield f"{used} of {offered} devices {'are' if used > 1 else 'is'} used, which is fastest{cost}"
     again = sum(map(len, chosen.recompute))
