@@ -99,6 +99,7 @@ class LayerTimer:
 
     def rotate(self) -> None:
         """One sample of everything."""
+        self._keep_gradients()
         for size, (inputs, target) in self._ready.items():
             dist.barrier()
             samples = self.samples[size]
@@ -111,6 +112,12 @@ class LayerTimer:
                 samples.single[what].append(seconds[0])
             samples.units["optimizer"].append([self._step_s(stepper) for stepper in self._steppers])
             samples.single["optimizer"].append(self._step_s(self._whole_stepper))
+
+    def _keep_gradients(self) -> None:
+        """Backwards add to gradients that are there, as all but the first of a step do."""
+        for parameter in self._single.units[0].parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
     def _step_s(self, stepper: torch.optim.Optimizer) -> float:
         """Seconds of one optimizer step with a learning rate of 0: all the work, and the model stays as it is."""
