@@ -146,17 +146,27 @@ def check(
 @app.command()
 def show(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="plan.json; plan.check.json beside it is read too.")],
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with pictures to this file.")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the timelines for Perfetto.")] = None,
+    why: Annotated[bool, typer.Option("--why", help="Say what other devices, links or batches would change.")] = False,
 ) -> None:
-    """Print a plan, its schedule, and what running it showed."""
+    """Print a plan, its schedule, and what running it showed; or write it as a page or a trace."""
     from autopipe.report import terminal
-    from autopipe.workflow import open_plan
+    from autopipe.workflow import explain_plan, open_plan, origins, write_report, write_trace
 
     shown, result = open_plan(plan)
+    found = origins(plan, shown)
     parts = [terminal.plan_text(shown, measured=result), terminal.schedule_text(shown.schedule.parsed())]
     if result:
         parts.append(terminal.check_text(result, plan=shown))
+    reason = explain_plan(shown, found) if why else ""
+    if why:
+        parts.append(terminal.paragraph(reason))
+    if html:
+        parts.append(f"wrote     {write_report(html, shown, result, found, reason)}")
+    if trace:
+        parts.append(f"wrote     {write_trace(trace, shown, result)}")
     terminal.show("\n\n".join(parts))
-
 
 @app.command()
 def export(

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from autopipe.core.cluster import Link
 from autopipe.core.lowering import posted_last
+from autopipe.core.plan import Plan
 from autopipe.core.schedule import Action, Op, Schedule
 from autopipe.core.stage import StageCost
 from autopipe.core.timeline import Memory, Span, Timeline
@@ -223,6 +224,12 @@ def simulate(
     spans = sorted((span for row in rows for span in row), key=lambda span: (span.start_s, span.rank, span.end_s))
     memory = tuple(_memory(schedule, rank, stages, row) for rank, row in enumerate(rows))
     return Timeline(schedule.ranks, tuple(spans), memory, max(span.end_s for span in spans))
+
+
+def simulate_plan(plan: Plan) -> Timeline:
+    """The Timeline that a plan is expected to give."""
+    costs = [stage.costs for stage in plan.stages]
+    return simulate(plan.schedule.parsed(), costs, plan.hops, overhead_s=plan.overhead_s)
 
 
 def _spans(graph: Graph, rank: int, costs: Costs, ends: Floats) -> list[Span]:

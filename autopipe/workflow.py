@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from autopipe.core import files
 from autopipe.core.cluster import Cluster
@@ -22,10 +22,12 @@ from autopipe.core.result import CheckResult
 from autopipe.core.units import format_duration
 
 PROFILE_SUFFIX = ".profile.json"
+CLUSTER_SUFFIX = ".cluster.json"
 MICRO_BATCHES = (1, 2, 4, 8)
 """Micro-batch sizes that are tried when none are asked for, as far as they divide the global batch."""
 
 Progress = Callable[[str], None]
+T = TypeVar("T", Profile, Cluster)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ def make_plan(
     progress: Progress,
     **choices: Any,
 ) -> Planned:
-    """Profile and measure what no file says, search, and write the plan. Raises AutopipeError.
+    """Profile and measure what no file says, search, and write the plan; a measured cluster beside it.
+
+    Raises AutopipeError.
 
     ``like`` is a split that was made elsewhere: it is planned as it is, and once more without it to compare.
     ``choices`` go to the search as they are: depths, schedules, memory_bytes, recompute, pins.
@@ -87,7 +91,7 @@ def make_plan(
             output=None,
             progress=progress,
         )
-    used = given or measured_cluster(source, ranks, threads, progress)
+    used, named = given or measured_cluster(source, ranks, threads, progress), cluster or output.with_suffix(CLUSTER_SUFFIX)
     search = partial(
         plan,
         profile,
@@ -98,10 +102,12 @@ def make_plan(
         optimizer=optimizer,
         model=model_ref(source, profile, output.parent),
         profile_ref=FileRef(profile.digest, relative(saved, output.parent)),
-        cluster_ref=FileRef(content_digest(files.plain(used)), relative(cluster, output.parent)),
+        cluster_ref=FileRef(content_digest(files.plain(used)), relative(named, output.parent)),
     )
     made = search(**choices | (given_split(like, profile, ranks) if like else {}))
     ours = search(**choices) if like else None
+    if given is None:
+        files.write(used, named)
     made.save(output)
     return Planned(made, profile, used, ours)
 
@@ -210,3 +216,57 @@ def open_plan(path: Path) -> tuple[Plan, CheckResult | None]:
     plan, checked = files.load(path), files.check_path(path)
     result = files.read(checked, CheckResult) if checked.exists() else None
     return plan, result if result and result.plan_digest == plan.digest else None
+
+
+class Origins(NamedTuple):
+    """The profile and the cluster that a plan was made from, as far as they are still there; else what is missing."""
+
+    profile: Profile | None
+    cluster: Cluster | None
+    missing: tuple[str, ...]
+
+
+def origins(path: Path, plan: Plan) -> Origins:
+    """Read the files that a plan names. One that is gone or has another content counts as missing, and says which."""
+    profile, no_profile = _origin(path, plan.profile, Profile, "profile")
+    cluster, no_cluster = _origin(path, plan.cluster, Cluster, "cluster")
+    return Origins(profile, cluster, tuple(filter(None, (no_profile, no_cluster))))
+
+
+def _origin(path: Path, ref: FileRef, kind: type[T], what: str) -> tuple[T | None, str]:
+    """The value, or None and the reason."""
+    if ref.path is None:
+        return None, f"the plan names no {what} file"
+    try:
+        value = files.read(path.parent / ref.path, kind)
+    except FileError as error:
+        return None, str(error)
+    if content_digest(files.plain(value)) != ref.digest:
+        return None, f"{what} {path.parent / ref.path} has changed since the plan was made"
+    return value, ""
+
+
+def explain_plan(plan: Plan, found: Origins) -> str:
+    """The paragraph of ``show --why``. Raises UsageError when the profile or the cluster is missing."""
+    if found.profile is None or found.cluster is None:
+        raise UsageError(f"--why computes its numbers from the plan's files: {'; '.join(found.missing)}. Plan again")
+    from autopipe.explain import explanation
+
+    return explanation(plan, found.profile, found.cluster)
+
+
+def write_report(path: Path, plan: Plan, result: CheckResult | None, found: Origins, why: str) -> Path:
+    """Write the HTML page of a plan. Raises FileError where it cannot be written."""
+    from autopipe.report.html import report
+
+    files.write_text(report(plan, profile=found.profile, cluster=found.cluster, measured=result, why=why), path)
+    return path
+
+
+def write_trace(path: Path, plan: Plan, result: CheckResult | None) -> Path:
+    """Write the predicted and the measured timeline as trace events. Raises FileError where it cannot be written."""
+    from autopipe.report.trace import trace_json
+    from autopipe.simulate import simulate_plan
+
+    files.write_text(trace_json([simulate_plan(plan), *([result.timeline] if result else [])]), path)
+    return path

@@ -8,28 +8,39 @@ and characters that do not print are escaped.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+import textwrap
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autopipe.core.cluster import Cluster, Device, Link
+from autopipe.core.cluster import Cluster, Device
 from autopipe.core.plan import Plan, Rejected, Stage
 from autopipe.core.profile import LayerCost, Profile
 from autopipe.core.result import CheckResult
 from autopipe.core.schedule import Schedule
 from autopipe.core.timeline import Timeline
-from autopipe.core.units import format_bandwidth, format_bytes, format_count, format_duration, format_percent
-from autopipe.simulate import simulate
+from autopipe.core.units import format_bytes, format_count, format_duration, format_percent
+from autopipe.report.rows import (
+    LAYERS,
+    Row,
+    check_rows,
+    clean,
+    end_of,
+    head_rows,
+    layer_range,
+    link_text,
+    many,
+    parity_rows,
+    rejected_rows,
+    shape,
+)
+from autopipe.simulate import simulate_plan
 
 _LABEL = 10
 _TEXT = 48
 _BAR = 10
-_LAYERS = 28
-_NONE = "–"
-Row = Sequence[str]
 
 
 def show(text: str) -> None:
@@ -63,9 +74,9 @@ def plan_text(
 
 def check_text(result: CheckResult, *, plan: Plan | None = None, width: int = 100) -> str:
     """Predicted against measured: step, stages (their predicted times are the plan's), memory; then parity."""
-    rows = [*_step_rows(result), *_stage_rows(result, plan), *_memory_rows(result)]
+    rows = check_rows(result, plan)
     table = _table(("", "predicted", "measured", "error", ""), rows, left=(0, 4))
-    return _text([table, Text(), _lines(_parity_lines(result))], width)
+    return _text([table, Text(), _lines(parity_rows(result))], width)
 
 
 def profile_text(profile: Profile, *, width: int = 100) -> str:
@@ -85,24 +96,24 @@ def schedule_text(schedule: Schedule, *, width: int = 100) -> str:
         _fit(f"rank {rank:>4}  " + " ".join(f"{action!s:<{cell}}" for action in row).rstrip(), width)
         for rank, row in enumerate(schedule.order)
     ]
-    return "\n".join([_fit(_clean(head), width), *rows])
+    return "\n".join([_fit(clean(head), width), *rows])
 
 
 def cluster_text(cluster: Cluster, *, width: int = 100) -> str:
     """Devices and links."""
     rows = [("cluster", f"{cluster.name} · {len(cluster)} devices · {cluster.origin}")]
     rows += [("device", _device(device)) for device in cluster.devices]
-    rows += [("link", f"{tier.name} · joins {tier.ranks} ranks · {_link(tier.link)}") for tier in cluster.tiers]
-    rows += [("pair", f"ranks {pair.first} and {pair.second} · {_link(pair.link)}") for pair in cluster.pairs]
+    rows += [("link", f"{tier.name} · joins {tier.ranks} ranks · {link_text(tier.link)}") for tier in cluster.tiers]
+    rows += [("pair", f"ranks {pair.first} and {pair.second} · {link_text(pair.link)}") for pair in cluster.pairs]
     return _text([_lines(rows)], width)
 
 
+def paragraph(text: str, *, width: int = 100) -> str:
+    """Plain text, broken at blanks."""
+    return "\n".join(textwrap.wrap(clean(text), width))
+
+
 # what the texts are made of
-
-
-def _clean(text: str) -> str:
-    """The text on one line, with everything that does not print as an escape."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _fit(text: str, width: int) -> str:
@@ -121,7 +132,7 @@ def _table(headers: Row, rows: Iterable[Row], left: Sequence[int] = ()) -> Table
         wraps = index == len(headers) - 1 and not header
         table.add_column(header, justify=justify, no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
     for row in rows:
-        table.add_row(*(Text(_clean(cell)) for cell in row))
+        table.add_row(*(Text(clean(cell)) for cell in row))
     return table
 
 
@@ -131,7 +142,7 @@ def _lines(rows: Iterable[Row]) -> Table:
     table.add_column(min_width=_LABEL - 2, max_width=24, no_wrap=True, overflow="ellipsis")
     table.add_column(overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_clean(cell)) for cell in row))
+        table.add_row(*(Text(clean(cell)) for cell in row))
     return table
 
 
@@ -141,10 +152,6 @@ def _text(parts: Iterable[RenderableType], width: int) -> str:
     for part in parts:
         console.print(part)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
-
-
-def _link(link: Link) -> str:
-    return f"{format_bandwidth(link.bytes_per_s)}, {format_duration(link.latency_s)} a hop"
 
 
 def _device(device: Device) -> str:
@@ -157,46 +164,17 @@ def _bar(part: float) -> str:
     return "█" * full + "░" * (_BAR - full)
 
 
-def _end_of(text: str, width: int) -> str:
-    return text if len(text) <= width else "…" + text[1 - width :]
-
-
 # a plan
 
 
 def _plan_head(plan: Plan, profile: Profile | None, cluster: Cluster | None) -> Table:
-    layers = f"{plan.stages[-1].stop} layers"
-    size = f"{format_count(profile.parameters)} parameters" if profile else f"{_weights(plan)} of weights"
-    source = plan.model.path and f"{plan.model.path}:{plan.model.builder}"
-    sizes = " ".join(map(str, profile.micro_batches)) if profile else ""
-    measured = f"{layers} × micro-batch {sizes}" if profile else f"digest {plan.profile.digest[:12]}"
-    noise = f" · noise {format_percent(plan.noise)}" if plan.noise else ""
-    rows = [
-        (plan.model.name, f"{layers} · {size} · {plan.dtype}", source),
-        ("cluster", _cluster_line(plan, cluster), plan.cluster.path),
-        ("profile", f"{measured}{noise}", plan.profile.path),
-    ]
-    return _lines((label, f"{text:<{_TEXT}}  {where or ''}") for label, text, where in rows)
-
-
-def _weights(plan: Plan) -> str:
-    twice = sum(tie.bytes * (len(tie.stages) - 1) for tie in plan.ties)
-    return format_bytes(sum(stage.costs.parameter_bytes for stage in plan.stages) - twice)
-
-
-def _cluster_line(plan: Plan, cluster: Cluster | None) -> str:
-    limits = sorted({format_bytes(limit): limit for limit in plan.memory_limit_bytes}.items(), key=lambda item: item[1])
-    usable = " to ".join(text for text, _ in (limits if len(limits) < 3 else (limits[0], limits[-1])))
-    hops = [hop for hop in plan.hops if hop]
-    slowest = f" · {_link(min(hops, key=lambda hop: hop.bytes_per_s))}" if hops else ""
-    origin = f", {cluster.origin}" if cluster else ""
-    return f"{plan.depth * plan.replicas} × {plan.device} ({usable} usable){slowest}{origin}"
+    rows = head_rows(plan, profile, cluster)
+    return _lines((label, f"{text:<{_TEXT}}  {where}") for label, text, where in rows)
 
 
 def _stage_table(plan: Plan) -> Table:
     headers = ("stage", "rank", "layers", "fwd", "bwd", "weights", "peak memory", "idle")
-    costs = [stage.costs for stage in plan.stages]
-    timeline = simulate(plan.schedule.parsed(), costs, plan.hops, overhead_s=plan.overhead_s)
+    timeline = simulate_plan(plan)
     rows = []
     for index, stage in enumerate(plan.stages):
         first = stage.rank not in plan.schedule.placement[:index]
@@ -208,7 +186,7 @@ def _stage_cells(stage: Stage) -> Row:
     return (
         str(stage.index),
         str(stage.rank),
-        _layer_range(stage),
+        layer_range(stage),
         format_duration(stage.costs.forward_s),
         format_duration(stage.costs.backward_s),
         format_bytes(stage.costs.parameter_bytes),
@@ -221,17 +199,6 @@ def _rank_cells(plan: Plan, timeline: Timeline, rank: int) -> Row:
     return (f"{format_bytes(peak)} {_bar(peak / limit if limit else 1)}", format_percent(timeline.rank_idle(rank)))
 
 
-def _layer_range(stage: Stage) -> str:
-    """First and last layer; what the last one's path shares with the first one's is left out."""
-    first, last = stage.layers[0], stage.layers[-1]
-    if len(stage.layers) == 1:
-        return _end_of(first, _LAYERS)
-    start, end = first.split("."), last.split(".")
-    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(start, end, strict=False))))
-    last = _end_of(".".join(end[shared:]), _LAYERS // 2)
-    return f"{_end_of(first, _LAYERS - 3 - len(last))} … {last}"
-
-
 def _plan_foot(plan: Plan) -> Table:
     expected = plan.predicted
     result = (
@@ -239,37 +206,11 @@ def _plan_foot(plan: Plan) -> Table:
         f"{format_percent(expected.idle)} idle"
     )
     limits = f"limited by {plan.limited_by} · within {format_percent(plan.gap)} of the bound"
-    return _lines([("plan", _shape(plan)), ("", result), ("", limits), *(("note", note) for note in plan.notes)])
-
-
-def _shape(plan: Plan) -> str:
-    recomputed = sum(len(stage.recompute) for stage in plan.stages)
-    parts = [
-        plan.schedule.name,
-        _many(len(plan.stages), "stage"),
-        _many(plan.replicas, "replica") if plan.replicas > 1 else "",
-        f"{_many(plan.micro_batches, 'micro-batch', 'es')} of {plan.micro_batch}",
-        f"global batch {plan.global_batch}",
-        f"recomputation in {_many(recomputed, 'layer')}" if recomputed else "",
-    ]
-    return " · ".join(filter(None, parts))
-
-
-def _many(number: int, what: str, plural: str = "s") -> str:
-    return f"{number} {what}{'' if number == 1 else plural}"
+    return _lines([("plan", shape(plan)), ("", result), ("", limits), *(("note", note) for note in plan.notes)])
 
 
 def _rejected_table(rejected: Sequence[Rejected]) -> Table:
-    rows = [
-        (
-            _fit(other.what, 34),
-            _NONE if other.step_s is None else format_duration(other.step_s),
-            _NONE if other.idle is None else format_percent(other.idle),
-            _NONE if other.peak_bytes is None else format_bytes(other.peak_bytes),
-            other.reason,
-        )
-        for other in rejected
-    ]
+    rows = [(_fit(what, 34), *others) for what, *others in rejected_rows(rejected)]
     return _table(("why not", "step", "idle", "peak", ""), rows, left=(0, 4))
 
 
@@ -285,83 +226,12 @@ def _verdict(plan: Plan, measured: CheckResult | None) -> Table:
     )
 
 
-# a check
-
-
-def _error(predicted: float, measured: float) -> str:
-    return format_percent(measured / predicted - 1, sign=True) if predicted else _NONE
-
-
-def _step_rows(result: CheckResult) -> list[Row]:
-    predicted, measured = result.predicted, result.measured
-    spread = f"spread {format_percent(measured.spread)}"
-    step = format_percent(result.error, sign=True)
-    rates = (f"{predicted.samples_per_s:.1f}", f"{measured.samples_per_s:.1f}")
-    return [
-        ("step", format_duration(predicted.step_s), format_duration(measured.step_s), step, spread),
-        ("samples/s", *rates, _error(predicted.samples_per_s, measured.samples_per_s), ""),
-        ("idle", format_percent(predicted.idle), format_percent(result.timeline.idle), "", ""),
-    ]
-
-
-def _stage_rows(result: CheckResult, plan: Plan | None) -> Iterator[Row]:
-    """What an action takes in a stage: by the plan its layers and the runtime's overhead, and as measured."""
-    for index, stage in enumerate(result.stages):
-        forward_s = backward_s = None
-        if plan:
-            forward_s = plan.stages[index].costs.forward_s + plan.overhead_s
-            backward_s = plan.stages[index].costs.backward_s + plan.overhead_s
-        yield _time_row(f"stage {index} forward", forward_s, stage.forward_s)
-        yield _time_row(f"stage {index} backward", backward_s, stage.backward_s)
-
-
-def _time_row(what: str, predicted: float | None, measured: float) -> Row:
-    if predicted is None:
-        return (what, _NONE, format_duration(measured), _NONE, "")
-    return (what, format_duration(predicted), format_duration(measured), _error(predicted, measured), "")
-
-
-def _memory_rows(result: CheckResult) -> list[Row]:
-    resident = result.measured.resident_bytes
-    return [
-        (
-            f"rank {rank} peak memory",
-            format_bytes(before),
-            format_bytes(after),
-            _error(before, after),
-            f"process {format_bytes(resident[rank])}" if rank < len(resident) else "",
-        )
-        for rank, (before, after) in enumerate(
-            zip(result.predicted.peak_bytes, result.measured.peak_bytes, strict=True)
-        )
-    ]
-
-
-def _parity_lines(result: CheckResult) -> list[Row]:
-    parity = result.parity
-    verdict = "passed" if parity.passed else "FAILED"
-    differences = (
-        f"losses differ by {_number(parity.max_loss_difference, '.1e')}, gradients by "
-        f"{_number(parity.max_gradient_difference, '.1e')} from one process (at most {parity.tolerance:.0e})"
-    )
-    rows: list[Row] = [("parity", f"{verdict} · {differences}")]
-    if parity.worst:
-        rows.append(("", f"largest difference in {parity.worst}"))
-    rows.append(("losses", " ".join(_number(loss, ".6g") for loss in parity.losses)))
-    rows.append(("", " ".join(_number(loss, ".6g") for loss in parity.reference_losses) + " in one process"))
-    return [*rows, *(("note", note) for note in result.notes)]
-
-
-def _number(value: float | None, form: str) -> str:
-    return "NaN" if value is None else format(value, form)
-
-
 # a profile
 
 
 def _profile_head(profile: Profile) -> list[Row]:
-    ties = f" · {_many(len(profile.ties), 'tied parameter')}" if profile.ties else ""
-    busy = f"{_many(profile.processes, 'process', 'es')} busy, {_many(profile.threads, 'thread')} each"
+    ties = f" · {many(len(profile.ties), 'tied parameter')}" if profile.ties else ""
+    busy = f"{many(profile.processes, 'process', 'es')} busy, {many(profile.threads, 'thread')} each"
     return [
         (profile.model, f"{len(profile.layers)} layers · {format_count(profile.parameters)} parameters{ties}"),
         ("device", f"{profile.device} · {profile.dtype} · {busy}"),
@@ -395,7 +265,7 @@ def _cost_row(index: str, name: str, weights: int, costs: Sequence[LayerCost]) -
     single = len(costs) == 1 and bool(index)
     return (
         index,
-        _end_of(name, _LAYERS),
+        end_of(name, LAYERS),
         format_bytes(weights),
         format_duration(sum(cost.forward_s for cost in costs)),
         format_duration(sum(cost.backward_s for cost in costs)),

@@ -1,0 +1,163 @@
+"""A plan explained with numbers: what bounds it, and what other devices, links, memory or batches would change.
+
+Every number is the search's own answer to a changed question, under the limits and with the schedules of the plan.
+Options that a plan does not record (pins, a fixed depth) are not repeated; where that matters the text says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autopipe.core.cluster import Cluster, Device, Link
+from autopipe.core.errors import NoPlanFits, UsageError
+from autopipe.core.plan import Plan
+from autopipe.core.profile import Profile
+from autopipe.core.schedule import kinds
+from autopipe.core.units import format_bytes, format_duration, format_percent
+from autopipe.search import plan as search
+
+_SAME = 1e-3
+"""Steps closer than this print as equal."""
+
+
+@dataclass(frozen=True)
+class Variation:
+    """What one change would give: the plan then, or None where none fits or none can be made."""
+
+    what: str
+    plan: Plan | None
+
+
+def explanation(plan: Plan, profile: Profile, cluster: Cluster) -> str:
+    """One paragraph: what bounds the step, what each change would give, and what the noise leaves open."""
+    free, *changes = variations(plan, profile, cluster)
+    sentences = [_bounds(plan), *_freely(plan, free)]
+    sentences += [_sentence(plan, change) for change in changes]
+    return " ".join([*sentences, _noise(plan)])
+
+
+def variations(plan: Plan, profile: Profile, cluster: Cluster) -> tuple[Variation, ...]:
+    """The search's answers: to the plan's own question first, then to each changed one."""
+    used = _as_planned(plan, cluster)
+    batch, limit = plan.global_batch, format_bytes(2 * max(plan.memory_limit_bytes))
+    asked = {"nothing else asked for": (used, batch)}
+    if used.tiers:  # of a single device nothing says what a link would cost
+        asked[f"device number {len(used) + 1}"] = (_one_more(used, cluster), batch)
+    asked |= {
+        "twice the bandwidth": (_faster(used), batch),
+        f"twice the memory ({limit} usable)": (_roomier(used), batch),
+        f"a global batch of {2 * batch}": (used, 2 * batch),
+    }
+    if batch % 2 == 0:
+        asked[f"a global batch of {batch // 2}"] = (used, batch // 2)
+    return tuple(Variation(what, _searched(plan, profile, *question)) for what, question in asked.items())
+
+
+def _searched(plan: Plan, profile: Profile, cluster: Cluster, global_batch: int) -> Plan | None:
+    try:
+        options: dict[str, Any] = {"schedules": _schedules(plan), "optimizer": plan.optimizer, "headroom": 0.0}
+        return search(profile, cluster, global_batch=global_batch, **options)
+    except (NoPlanFits, UsageError):  # UsageError: no micro-batch that was measured divides this batch
+        return None
+
+
+def _schedules(plan: Plan) -> tuple[str, ...] | None:
+    """The schedules that were tried: the plan's and those among the rejected; None, the default, with one rank."""
+    known = {kind.name for kind in kinds()}
+    tried = [plan.schedule.name, *(other.what for other in plan.rejected)]
+    names = tuple(dict.fromkeys(name for name in tried if name in known))
+    return names if plan.depth > 1 and names else None
+
+
+def _as_planned(plan: Plan, cluster: Cluster) -> Cluster:
+    """The devices that the plan uses, with the memory that it was allowed."""
+    used = cluster.take(plan.depth * plan.replicas)
+    limits = (*plan.memory_limit_bytes, *(plan.memory_limit_bytes[-1:] * len(used)))
+    devices = [replace(device, memory_bytes=limit) for device, limit in zip(used.ranks(), limits, strict=False)]
+    return replace(used, devices=tuple(devices))
+
+
+def _one_more(used: Cluster, whole: Cluster) -> Cluster:
+    """One device more: the cluster's next one where it has one, else another like the last."""
+    last = list(used.ranks())[-1]
+    ranks = list(whole.ranks())
+    added = replace(ranks[len(used)], memory_bytes=last.memory_bytes) if len(ranks) > len(used) else last
+    *inner, outer = used.tiers
+    tiers = (*inner, replace(outer, ranks=max(outer.ranks, len(used) + 1)))
+    return replace(used, devices=(*used.devices, added), tiers=tiers)
+
+
+
+
+def _faster(used: Cluster) -> Cluster:
+    def twice(link: Link) -> Link:
+        return replace(link, bytes_per_s=2 * link.bytes_per_s)
+
+    tiers = tuple(replace(tier, link=twice(tier.link)) for tier in used.tiers)
+    return replace(used, tiers=tiers, pairs=tuple(replace(pair, link=twice(pair.link)) for pair in used.pairs))
+
+
+def _roomier(used: Cluster) -> Cluster:
+    def twice(device: Device) -> Device:
+        return replace(device, memory_bytes=2 * device.memory_bytes)
+
+    return replace(used, devices=tuple(map(twice, used.devices)))
+
+
+# in words
+
+
+def _bounds(plan: Plan) -> str:
+    return (
+        f"The step of {format_duration(plan.predicted.step_s)} is limited by {plan.limited_by}; nothing that was "
+        f"searched can take less than {format_duration(plan.lower_bound_s)}, and the plan is within "
+        f"{format_percent(plan.gap)} of that."
+    )
+
+
+def _freely(plan: Plan, free: Variation) -> Iterator[str]:
+    """A plan that was made under options that it does not record."""
+    if free.plan and free.plan.predicted.step_s < plan.predicted.step_s * (1 - _SAME):
+        yield (
+            f"It was made under options that keep it from {format_duration(free.plan.predicted.step_s)} a step "
+            f"({_shape(free.plan)}); what follows is without them."
+        )
+
+
+def _sentence(plan: Plan, change: Variation) -> str:
+    if change.plan is None:
+        return f"With {change.what} no plan is possible."
+    before, after = plan.predicted, change.plan.predicted
+    if change.plan.global_batch != plan.global_batch:
+        more = format_percent(after.samples_per_s / before.samples_per_s - 1, sign=True)
+        return f"With {change.what} it does {after.samples_per_s:.1f} samples/s ({more}; {_shape(change.plan)})."
+    faster = after.step_s / before.step_s - 1
+    if abs(faster) < _SAME:
+        return f"With {change.what} nothing would change."
+    return (
+        f"With {change.what} a step takes {format_duration(after.step_s)} ({format_percent(faster, sign=True)}; "
+        f"{_shape(change.plan)})."
+    )
+
+
+def _shape(plan: Plan) -> str:
+    stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
+    cuts = f", cut before layer {', '.join(map(str, plan.cuts))}" if 0 < len(plan.cuts) <= 3 else ""
+    return f"{plan.schedule.name}, {stages}, micro-batch {plan.micro_batch}{cuts}"
+
+
+def _noise(plan: Plan) -> str:
+    """The other ways that the profile's noise cannot tell from the plan."""
+    within = [
+        other.what
+        for other in plan.rejected
+        if other.step_s is not None
+        and not other.reason.startswith("over")
+        and other.step_s <= plan.predicted.step_s * (1 + plan.noise)
+    ]
+    noise = format_percent(plan.noise)
+    if not within:
+        return f"None of the rejected plans is within the profile's noise of {noise}."
+    return f"Within the profile's noise of {noise}, only measuring tells this plan from: {'; '.join(within)}."
