@@ -168,6 +168,7 @@ def show(
         parts.append(f"wrote     {write_trace(trace, shown, result)}")
     terminal.show("\n\n".join(parts))
 
+
 @app.command()
 def export(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="plan.json.")],

@@ -89,8 +89,6 @@ def _one_more(used: Cluster, whole: Cluster) -> Cluster:
     return replace(used, devices=(*used.devices, added), tiers=tiers)
 
 
-
-
 def _faster(used: Cluster) -> Cluster:
     def twice(link: Link) -> Link:
         return replace(link, bytes_per_s=2 * link.bytes_per_s)

@@ -91,7 +91,8 @@ def make_plan(
             output=None,
             progress=progress,
         )
-    used, named = given or measured_cluster(source, ranks, threads, progress), cluster or output.with_suffix(CLUSTER_SUFFIX)
+    used = given or measured_cluster(source, ranks, threads, progress)
+    named = cluster or output.with_suffix(CLUSTER_SUFFIX)
     search = partial(
         plan,
         profile,

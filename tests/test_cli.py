@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from html import escape
 
 import pytest
 
@@ -14,7 +15,10 @@ from autopipe import cli
 from autopipe.core import files
 from autopipe.core.cluster import Cluster, Device, Link, Tier
 from autopipe.core.errors import CheckFailed, FileError, NoPlanFits
-from autopipe.report import terminal
+from autopipe.explain import explanation
+from autopipe.report import html, terminal
+from autopipe.report.trace import trace_json
+from autopipe.simulate import simulate_plan
 from tests.samples import check_result, cluster, plan, profile
 
 
@@ -135,6 +139,54 @@ def test_show_prints_plan_schedule_and_check(run, made):
     assert terminal.check_text(check_result(), plan=plan()) in out
 
 
+def test_show_writes_a_page_that_needs_neither_profile_nor_network(run, made):
+    code, out, err = run("show", "plan.json", "--html", "report.html")
+    assert (code, err) == (0, "")
+    assert out.endswith("\nwrote     report.html\n")
+    assert (made / "report.html").read_text() == html.report(plan(), measured=check_result())
+
+
+def test_the_page_shows_the_layers_where_the_plan_s_profile_is_there(run, made):
+    run(*PLAN)
+    run("show", "plan.json", "--html", "report.html")
+    expected = html.report(files.load("plan.json"), profile=profile(), cluster=cluster())
+    assert (made / "report.html").read_text() == expected
+    files.write(replace(profile(), noise=0.5), "gpt2.profile.json")
+    run("show", "plan.json", "--html", "report.html")
+    assert "which is not here or has changed since" in (made / "report.html").read_text()
+
+
+def test_show_writes_both_timelines_as_a_trace(run, made):
+    code, out, _ = run("show", "plan.json", "--trace", "trace.json")
+    assert code == 0
+    assert out.endswith("\nwrote     trace.json\n")
+    assert (made / "trace.json").read_text() == trace_json([simulate_plan(plan()), check_result().timeline])
+
+
+def test_show_why_explains_a_plan_whose_files_are_there(run, made):
+    run(*PLAN)
+    code, out, err = run("show", "plan.json", "--why")
+    assert (code, err) == (0, "")
+    reason = explanation(files.load("plan.json"), profile(), cluster())
+    assert terminal.paragraph(reason) in out
+    run("show", "plan.json", "--why", "--html", "report.html")
+    assert escape(reason) in (made / "report.html").read_text()
+
+
+def test_show_why_says_what_is_missing(run, made):
+    code, out, err = run("show", "plan.json", "--why")
+    assert (code, out) == (2, "")
+    assert "examples/gpt2.profile.json does not exist; the plan names no cluster file. Plan again" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--html", "--trace"])
+def test_a_page_that_cannot_be_written_is_one_line(run, made, option):
+    code, out, err = run("show", "plan.json", option, "nowhere/out")
+    assert (code, out) == (2, "")
+    assert "nowhere/out cannot be written" in err
+
+
 def test_show_leaves_out_the_check_of_another_plan(run, made):
     replace(plan(), noise=0.5).save("plan.json")
     code, out, _ = run("show", "plan.json")
@@ -242,7 +294,8 @@ def imported(*arguments: str, cwd=None) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["plan", "--help"], ["show", "plan.json"], [str(a) for a in PLAN]]
+    "arguments",
+    [["--help"], ["--version"], ["plan", "--help"], ["show", "plan.json", "--html", "r.html"], [str(a) for a in PLAN]],
 )
 def test_what_needs_no_model_needs_no_torch(made, arguments):
     assert "torch" not in imported(*arguments, cwd=made)

@@ -26,7 +26,7 @@ class Page(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.rows: list[list[str]] = []
+        self.tables: list[list[list[str]]] = []
         self.text = ""
         self.feed(text)
         self.close()
@@ -35,10 +35,12 @@ class Page(HTMLParser):
         self.tags.append((tag, dict(attributes)))
         if tag not in VOID:
             self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
         if tag == "tr":
-            self.rows.append([])
+            self.tables[-1].append([])
         if tag in ("td", "th"):
-            self.rows[-1].append("")
+            self.tables[-1][-1].append("")
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -48,17 +50,14 @@ class Page(HTMLParser):
             return
         self.text += data
         if "td" in self.open or "th" in self.open:
-            self.rows[-1][-1] += data
+            self.tables[-1][-1][-1] += data
 
     def ids(self) -> list[str]:
         return [attributes["id"] for _, attributes in self.tags if "id" in attributes]
 
     def under(self, *headers: str) -> list[list[str]]:
         """The rows of the table with these first headers."""
-        start = next(i for i, row in enumerate(self.rows) if row[: len(headers)] == [*headers])
-        width = len(self.rows[start])
-        rows = self.rows[start + 1 :]
-        return rows[: next((i for i, row in enumerate(rows) if len(row) != width), len(rows))]
+        return next(rows for first, *rows in self.tables if first[: len(headers)] == [*headers])
 
 
 def whole() -> str:
@@ -88,7 +87,7 @@ def test_the_stages_are_those_of_the_plan():
         costs = stage.costs
         assert row[:2] == [str(stage.index), str(stage.rank)]
         assert row[2] == f"{stage.layers[0]} … {stage.layers[-1]} ({len(stage.layers)})"
-        assert row[3:6] == [*map(format_duration, (costs.forward_s, costs.backward_s, costs.optimizer_s))]
+        assert row[4:7] == [*map(format_duration, (costs.forward_s, costs.backward_s, costs.optimizer_s))]
 
 
 def test_the_work_of_the_stages_is_that_of_the_step():
@@ -102,9 +101,9 @@ def test_the_parts_of_the_memory_add_up_to_the_peak():
         share = html._share(plan(), rank)
         assert min(share) > 0
         assert sum(share) == plan().predicted.peak_bytes[rank]
-    rows = Page(whole()).under("rank", "weights", "gradients")
-    assert [row[6] for row in rows] == [format_bytes(peak) for peak in plan().predicted.peak_bytes]
-    assert [row[7] for row in rows] == [format_bytes(peak) for peak in check_result().measured.peak_bytes]
+    rows = Page(whole()).under("rank", "", "weights")
+    assert [row[7] for row in rows] == [format_bytes(peak) for peak in plan().predicted.peak_bytes]
+    assert [row[8] for row in rows] == [format_bytes(peak) for peak in check_result().measured.peak_bytes]
 
 
 def test_the_tensors_over_a_boundary_add_up_to_what_the_stages_send():
@@ -112,7 +111,7 @@ def test_the_tensors_over_a_boundary_add_up_to_what_the_stages_send():
         own = [each for each in crossings(plan()) if each.stage == stage.index]
         assert sum(each.forward_bytes for each in own) == stage.costs.send_bytes
         assert sum(each.gradient_bytes for each in own) == stage.costs.receive_grad_bytes
-    assert Page(whole()).under("stages", "tensor")[0][:4] == ["0 → 1", "h.1.out", "2 × 128 × 256", "float32"]
+    assert Page(whole()).under("stages", "tensor")[0][:5] == ["0 → 1", "h.1.out", "", "2 × 128 × 256", "float32"]
 
 
 def test_a_value_that_is_only_passed_on_says_so():
@@ -124,18 +123,18 @@ def test_a_value_that_is_only_passed_on_says_so():
 
 def test_every_layer_is_listed_and_the_cut_is_marked():
     page = Page(whole())
-    rows = page.under("layer", "name", "stage")
+    rows = page.under("layer", "name")
     assert [row[1] for row in rows] == [layer.name for layer in profile().layers]
-    assert [row[2] for row in rows] == ["0", "0", "0", "1", "1", "1"]
+    assert [row[3] for row in rows] == ["0", "0", "0", "1", "1", "1"]
     costs = profile().at(plan().micro_batch)
-    assert [row[3] for row in rows] == [format_duration(cost.forward_s) for cost in costs]
+    assert [row[4] for row in rows] == [format_duration(cost.forward_s) for cost in costs]
     assert sum(attributes.get("class") == "cut" for tag, attributes in page.tags if tag == "tr") == 1
 
 
 def test_every_rejected_way_stands_with_its_reason():
-    rows = Page(whole()).under("instead", "step")
+    rows = Page(whole()).under("instead", "")
     assert rows[0][0] == "this plan"
-    assert [(row[0], row[4]) for row in rows[1:]] == [(other.what, other.reason) for other in plan().rejected]
+    assert [(row[0], row[5]) for row in rows[1:]] == [(other.what, other.reason) for other in plan().rejected]
 
 
 def test_without_check_and_profile_the_page_says_what_is_missing():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from itertools import pairwise
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_actions_of_a_rank_do_not_overlap(both):
             rows[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
     for row in rows.values():
         row.sort()
-        assert all(end <= start + 1e-3 for (_, end), (start, _) in zip(row, row[1:], strict=False))
+        assert all(end <= start + 1e-3 for (_, end), (start, _) in pairwise(row))
 
 
 @pytest.mark.parametrize(

@@ -139,8 +139,8 @@ def _limits(plan: Plan, why: str) -> str:
     expected = plan.predicted
     lines = [
         f"The step is limited by {plan.limited_by}.",
-        f"No plan of those that were searched can be faster than {format_duration(plan.lower_bound_s)} a step; this one "
-        f"is within {format_percent(plan.gap)} of it ({format_duration(expected.step_s)}).",
+        f"No plan of those that were searched can take less than {format_duration(plan.lower_bound_s)} a step; this "
+        f"one is within {format_percent(plan.gap)} of it ({format_duration(expected.step_s)}).",
     ]
     if plan.noise:
         lines.append(f"The profile's timings varied by {format_percent(plan.noise)} while they were taken.")
@@ -149,7 +149,7 @@ def _limits(plan: Plan, why: str) -> str:
 
 
 def _stages(plan: Plan, timeline: Timeline) -> str:
-    headers = ("stage", "rank", "layers", "forward", "backward", "optimizer", "weights", "work in a step", "idle", "")
+    headers = ("stage", "rank", "layers", "", "forward", "backward", "optimizer", "weights", "work in a step", "idle")
     longest = max(timeline.work_s(rank) for rank in range(plan.depth)) or 1.0
     rows = []
     for stage in plan.stages:
@@ -157,10 +157,12 @@ def _stages(plan: Plan, timeline: Timeline) -> str:
         parts = [(name, seconds / longest) for name, seconds in work_s.items()]
         idle = format_percent(timeline.rank_idle(stage.rank))
         times = (stage.costs.forward_s, stage.costs.backward_s, stage.costs.optimizer_s)
-        cells = [str(stage.index), str(stage.rank), _layers(stage), *map(format_duration, times)]
-        weights = format_bytes(stage.costs.parameter_bytes)
-        rows.append([*map(said, (*cells, weights, format_duration(sum(work_s.values())), idle)), bar(parts)])
-    return legend("FBWO") + table(headers, rows, left=(2,), names=(2,))
+        first = map(said, (str(stage.index), str(stage.rank), _layers(stage)))
+        sums = (format_bytes(stage.costs.parameter_bytes), format_duration(sum(work_s.values())), idle)
+        rows.append([*first, bar(parts), *map(said, (*map(format_duration, times), *sums))])
+    return legend("FBWO" if plan.schedule.parsed().splits_backward else "FBO") + table(
+        headers, rows, left=(2,), names=(2,)
+    )
 
 
 def _work_s(timeline: Timeline, stage: Stage) -> dict[str, float]:
@@ -201,14 +203,14 @@ def _share(plan: Plan, rank: int) -> _Share:
 
 
 def _memory(plan: Plan, measured: CheckResult | None) -> str:
-    headers = ("rank", *(name.replace("_", " ") for name in _Share._fields), "peak", "measured", "limit", "")
+    headers = ("rank", "", *_Share._fields, "peak", "measured", "limit")
     rows = []
     for rank in range(plan.depth):
         share, peak, limit = _share(plan, rank), plan.predicted.peak_bytes[rank], plan.memory_limit_bytes[rank]
         found = format_bytes(measured.measured.peak_bytes[rank]) if measured else "–"
         parts = [(kind, size / max(limit, peak, 1)) for kind, size in zip("WBOMF", share, strict=True)]
         numbers = (*map(format_bytes, share), format_bytes(peak), found, format_bytes(limit))
-        rows.append([str(rank), *map(said, numbers), bar(parts)])
+        rows.append([str(rank), bar(parts), *map(said, numbers)])
     kinds = {"W": "weights", "B": "gradients", "O": "optimizer", "M": "messages", "F": "activations and workspace"}
     return legend(kinds) + table(headers, rows)
 
@@ -219,10 +221,11 @@ def _why_not(plan: Plan) -> str:
     slowest = max([plan.predicted.step_s, *(other.step_s or 0.0 for other in plan.rejected)])
     chosen = [said(text) for text in ("this plan", format_duration(plan.predicted.step_s))]
     chosen += [said(format_percent(plan.predicted.idle)), said(format_bytes(max(plan.predicted.peak_bytes))), ""]
-    rows = [[*chosen, bar([("F", plan.predicted.step_s / slowest)])]]
-    for other, cells in zip(plan.rejected, rejected_rows(plan.rejected), strict=True):
-        rows.append([*map(said, cells), bar([("M", other.step_s / slowest)]) if other.step_s else ""])
-    return table(("instead", "step", "idle", "peak", "why not", ""), rows, left=(0, 4), wraps=(4,))
+    rows = [[chosen[0], bar([("F", plan.predicted.step_s / slowest)]), *chosen[1:]]]
+    for other, (what, *cells) in zip(plan.rejected, rejected_rows(plan.rejected), strict=True):
+        length = bar([("M", other.step_s / slowest)]) if other.step_s else ""
+        rows.append([said(what), length, *map(said, cells)])
+    return table(("instead", "", "step", "idle", "peak", "why not"), rows, left=(5,), wraps=(0, 5))
 
 
 def _check(plan: Plan, measured: CheckResult | None) -> str:

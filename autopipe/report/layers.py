@@ -22,8 +22,8 @@ def layer_section(plan: Plan, profile: Profile | None) -> str:
         name = layer.name + (" (recomputes)" if layer.name in again else "")
         cells = (str(number), name, str(stage), *_numbers(cost, layer.parameter_bytes))
         parts = [("F", cost.forward_s / longest_s), ("B", cost.backward_s / longest_s)]
-        rows.append([*map(said, cells), bar(parts)])
-    headers = ("layer", "name", "stage", "forward", "backward", "spread", "weights", "kept for backward", "output", "")
+        rows.append([*map(said, cells[:2]), bar(parts), *map(said, cells[2:])])
+    headers = ("layer", "name", "", "stage", "forward", "backward", "spread", "weights", "kept for backward", "output")
     note = f"One micro-batch of {plan.micro_batch} on {profile.device}, {profile.dtype}; a line marks a cut."
     return f'<p class="dim">{said(note)}</p>{legend("FB")}' + table(headers, rows, names=(1,), cut_before=plan.cuts)
 

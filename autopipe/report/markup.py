@@ -1,4 +1,4 @@
-"""The few pieces that pages are made of. Text comes in plain and is escaped here; cells of ``table`` are HTML already."""
+"""The few pieces that pages are made of. Text is escaped here; only the cells of ``table`` are HTML already."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def section(heading: str, key: str, content: str) -> str:
 
 def cards(figures: Iterable[tuple[str, str, str]]) -> str:
     """Numbers at a glance: what, the number, and a word on it."""
-    each = (f"<div><dt>{said(what)}</dt><dd>{said(n)}<small>{said(word)}</small></dd></div>" for what, n, word in figures)
+    each = (
+        f"<div><dt>{said(what)}</dt><dd>{said(n)}<small>{said(word)}</small></dd></div>" for what, n, word in figures
+    )
     return f'<dl class="cards">{"".join(each)}</dl>'
 
 

@@ -36,7 +36,7 @@ for (const figure of document.querySelectorAll("figure.timeline")) {
     const middle = (view.scrollLeft + at * view.clientWidth) / svg.clientWidth;
     zoom = Math.min(64, Math.max(1, wanted));
     svg.setAttribute("viewBox", `0 0 ${left + (whole - left) * zoom} ${box.height}`);
-    svg.style.width = zoom === 1 ? "" : `calc(max(100%, 760px) * ${box.width / whole})`;
+    svg.style.width = zoom === 1 ? "" : `calc(max(100%, 1000px) * ${box.width / whole})`;
     svg.querySelector(".paper").setAttribute("width", box.width);
     for (const path of paths) path.setAttribute("transform", `scale(${zoom} 1)`);
     for (const pattern of patterns) pattern.setAttribute("patternTransform", `scale(${1 / zoom} 1)`);

@@ -53,10 +53,12 @@ def _middle(spans: Sequence[Span], share: int, after_s: float, before_s: float) 
     between = [span for span in spans if span.start_s >= after_s and span.end_s <= before_s]
     if not between:
         return Panel("middle", after_s, min(before_s, after_s))
-    row = [span for span in between if span.rank == between[0].rank]
-    quarter = len(row) // 4
-    row = row[quarter : len(row) - quarter]
-    length = period([span.action[:2] for span in row])
+    whole = [span for span in between if span.rank == between[0].rank]
+    eighth = len(whole) // 8
+    for row in (whole[2 * eighth : 6 * eighth + 1], whole[eighth : 3 * eighth + 1]):  # GPipe's first half has one
+        length = period([span.action[:2] for span in row])
+        if length is not None:
+            break
     first = row[0]
     later = [span for span in between if span.start_s >= first.start_s]
     latest_s = later[min(share, len(later) - 1)].start_s

@@ -44,9 +44,6 @@ def layer_range(stage: Stage, width: int = LAYERS) -> str:
     return f"{end_of(first, width - 3 - len(last))} … {last}"
 
 
-
-
-
 def link_text(link: Link) -> str:
     """``12.0 GB/s, 14.0 µs a hop``."""
     return f"{format_bandwidth(link.bytes_per_s)}, {format_duration(link.latency_s)} a hop"
@@ -110,7 +107,7 @@ def rejected_rows(rejected: Sequence[Rejected]) -> list[Row]:
 
 
 def check_rows(result: CheckResult, plan: Plan | None) -> list[Row]:
-    """Predicted against measured: step, stages (their predicted times are the plan's) and memory; the last is a note."""
+    """Predicted against measured: step, stages (their predicted times are the plan's), memory; with error and note."""
     return [*_step_rows(result), *_stage_rows(result, plan), *_memory_rows(result)]
 
 
@@ -182,6 +179,3 @@ def parity_rows(result: CheckResult) -> list[Row]:
 
 def _number(value: float | None, form: str) -> str:
     return "NaN" if value is None else format(value, form)
-
-
-

@@ -24,7 +24,7 @@ from autopipe.report.panels import MOST_SPANS, Panel, panels
 
 WIDTH = 1100
 _GUTTER, _RIGHT, _TOP, _BETWEEN = 108.0, 12.0, 58.0, 30.0
-_LANE, _SPACE, _MEMORY, _ROW = 18.0, 3.0, 26.0, 14.0
+_LANE, _SPACE, _MEMORY, _ROW = 18.0, 3.0, 34.0, 14.0
 _LETTER = 5.8
 """Pixels that a letter of a span's label takes."""
 _TICKS = 8
@@ -305,9 +305,9 @@ class _Picture:
                 y = _n(top + 12.5 + number * (_LANE + _SPACE))
                 yield f'<text class="dim" x="{_n(_GUTTER - 8)}" y="{y}" text-anchor="end">{line.origin}</text>'
             if self.has_memory:
-                y = top + len(self.lines) * (_LANE + _SPACE) + _MEMORY - 4
+                bottom = top + len(self.lines) * (_LANE + _SPACE) + _MEMORY
                 peak = format_bytes(self.predicted.peak_bytes[rank])
-                yield f'<text class="dim" x="8" y="{_n(y)}">memory {peak}</text>'
+                yield f'<text class="dim" x="8" y="{_n(bottom - 4)}">memory {peak}</text>'
 
     def legend(self) -> Iterator[str]:
         """What the fills and lines mean."""
@@ -315,21 +315,21 @@ class _Picture:
         for op in self.ops:
             yield f'<path class="s" fill="url(#{self.fill(op, 0)})" d="{self._box(x, 8.0, 18.0, 12.0)}"/>'
             yield f'<text x="{_n(x + 23)}" y="18">{NAMES[op]}</text>'
-            x += 36 + 6 * len(NAMES[op])
+            x += 40 + 6.2 * len(NAMES[op])
         lines = [("held", "memory", True), ("peak", "measured peak", self.measured), ("limit", "limit", self.limits)]
         yield f'<path class="idle" d="{self._box(x, 8.0, 18.0, 12.0)}"/><text x="{_n(x + 23)}" y="18">idle</text>'
-        x += 60
+        x += 66
         for name, text, there in lines:
             if self.has_memory and there:
                 shape = self._box(x, 12.0, 18.0, 8.0) if name == "held" else f"M{_n(x)} 14h18"
                 yield f'<path class="{name}" d="{shape}"/><text x="{_n(x + 23)}" y="18">{text}</text>'
-                x += 36 + 6 * len(text)
+                x += 42 + 6.4 * len(text)
 
 
 def labels(span: Span) -> tuple[str, str, str]:
     """What a span may be called, from the longest: ``2F13``, ``F13``, ``13``; an optimizer step ``O``."""
-    stage, op, batch = span.action
-    return (f"{stage}O", "O", "O") if op is Op.O else (str(span.action), f"{op.value}{batch}", str(batch))
+    _, op, batch = span.action
+    return ("O", "O", "O") if op is Op.O else (str(span.action), f"{op.value}{batch}", str(batch))
 
 
 def _ticks(panel: Panel, every_s: float) -> Iterator[float]:

@@ -41,11 +41,14 @@ def traffic_section(plan: Plan) -> str:
         return "<p>Nothing: there is one stage.</p>"
     largest = max(each.forward_bytes + each.gradient_bytes for each in found) or 1
     firsts = [i for i, each in enumerate(found) if i and each.stage != found[i - 1].stage]
-    headers = ("stages", "tensor", "shape", "dtype", "forward", "gradient", "in a step", "on the way", "")
-    rows = [[*map(said, _cells(each, plan.micro_batch, plan.micro_batches)), _bar(each, largest)] for each in found]
+    headers = ("stages", "tensor", "", "shape", "dtype", "forward", "gradient", "in a step", "on the way")
+    rows = []
+    for each in found:
+        first, name, *cells = map(said, _cells(each, plan.micro_batch, plan.micro_batches))
+        rows.append([first, name, _bar(each, largest), *cells])
     note = f"Bytes of one micro-batch of {plan.micro_batch}; {plan.micro_batches} of them in a step, each way."
     return f'<p class="dim">{said(note)}</p>{legend("FB")}' + table(
-        headers, rows, left=(0, 3), names=(1, 2), cut_before=firsts
+        headers, rows, left=(0, 4), names=(1, 3), cut_before=firsts
     )
 
 
