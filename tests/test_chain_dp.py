@@ -13,6 +13,7 @@ from autopipe.solvers.brute import smallest, splits
 from autopipe.solvers.chain_dp import (
     Split,
     prefix_sums,
+    smallest_end,
     smallest_maxima,
     smallest_maximum,
     smallest_step,
@@ -148,3 +149,32 @@ def test_few_passes_for_many_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     hops = np.broadcast_to(np.zeros(97), (16, 97, 97))
     assert smallest_step(costs, hops, 31) is not None
     assert len(calls) < 30
+
+
+@given(tables(), st.integers(0, 2**32 - 1))
+@settings(max_examples=400)
+def test_smallest_end_is_brute_force(ends: Floats, seed: int) -> None:
+    heads = np.random.default_rng(seed).integers(0, 9, ends.shape).astype(float)
+
+    def end(positions: tuple[int, ...]) -> float:
+        before = np.cumsum([0.0, *stage_values(heads, positions)[:-1]])
+        return float(np.max(before + stage_values(ends, positions)))
+
+    found, expected = smallest_end(heads, ends), smallest(ends.shape[1] - 1, len(ends), end)
+    assert (found and found.value) == (expected and expected.value)
+    if found and expected:
+        equal = [p for p in splits(ends.shape[1] - 1, len(ends)) if end(p) == expected.value]
+        assert end(found.positions) == found.value
+        least = min(sum(stage_values(heads, p)) for p in equal)
+        assert sum(stage_values(heads, found.positions)) == least
+
+
+def test_smallest_end_by_hand() -> None:
+    """Six layers of 1, two stages, four micro-batches, head = F + I = 2 of a layer's 3, end = 4 · 3 of each layer.
+
+    Cuts at 2, 3, 4: max(24, 4 + 48), max(36, 6 + 36), max(48, 8 + 24) = 52, 42, 48.
+    """
+    count = np.arange(7.0)[None, :] - np.arange(7.0)[:, None]
+    layers = np.where(count > 0, count, np.inf)
+    found = smallest_end(np.stack([2 * layers] * 2), np.stack([12 * layers] * 2))
+    assert found == Split((0, 3, 6), 42.0)

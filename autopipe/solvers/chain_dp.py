@@ -2,7 +2,8 @@
 
 Between n pieces lie n + 1 positions. A table of shape (stages, n + 1, n + 1) says what stage s costs when it takes
 the pieces from position a to position b; infinity where it may not (no room, an illegal cut, a pin). So memory that
-depends on the stage's place, unequal devices and unequal links are all in the table.
+depends on the stage's place, unequal devices, unequal links, replicas and recomputed layers are all in the table.
+Where the device of a stage is open too, see device_dp; where its replicas are, replicas.
 
 Ties: among equal values the last cut is the earliest possible one, and the pieces before it are split by the same
 rule. Time O(stages · n²) a pass.
@@ -11,13 +12,18 @@ rule. Time O(stages · n²) a pass.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopipe.solvers import thresholds
+
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
+
+_LARGEST = float(np.finfo(np.float64).max)
 
 
 class Split(NamedTuple):
@@ -63,57 +69,86 @@ def smallest_step(work: Floats, other: Floats, repeats: int) -> Split | None:
     """The split with the smallest Σ(work + other) + repeats · max(work); None when there is none.
 
     With repeats = micro-batches − 1 and transfers as ``other`` this is the step of a pipeline that flushes.
-    The least sum with every stage's work ≤ z never grows with z. So of two thresholds low < high, none between them
-    can beat sum(high) + repeats · low, and halving the interval where that still beats the best ends after a few
-    passes, with the exact optimum.
     """
-    first = smallest_maximum(work)
-    loosest = smallest_sum(work + other)
-    if first is None or loosest is None:
+    first, both = smallest_maximum(work), work + other
+    if first is None:
         return None
-    levels = np.unique(work[np.isfinite(work) & (work >= first.value)])
-    search = _Thresholds(work, other, repeats)
-    high = search.solve(float(levels[-1]))
-    search.halve(levels, 0, int(np.searchsorted(levels, high.maximum)), high.total)
-    return search.best
+
+    def solve(threshold: float) -> _Summed | None:
+        found = smallest_sum(np.where(work <= threshold, both, np.inf))
+        return _Summed(found, max(_of_stages(work, found.positions))) if found else None
+
+    best = thresholds.smallest(solve, work, first.value, repeats)
+    return Split(best.solution.split.positions, best.value) if best else None
 
 
-class _Solved(NamedTuple):
-    total: float
+def smallest_end(heads: Floats, ends: Floats) -> Split | None:
+    """The split with the smallest maximum over stages s of Σ heads[before s] + ends[s]; None when there is none.
+
+    The form of schedules whose step ends with one stage's row: what a stage waits for its first micro-batch and what
+    must still happen after its last gradient grow with the stages before it (``heads``: F, I or B, and transfers),
+    its own work does not (``ends``: the row, the weight gradients behind it, the optimizer).
+
+    A smaller sum before a stage is never worse. So a value z can be reached just when the least sums, over stages
+    that end by z, get to the last position; and when they do not, the earliest end above z bounds all values. Among
+    equal values the sum of heads is the least, then the last cut the earliest.
+    """
+    best, _ = _ending_by(heads, ends, _LARGEST)
+    quick = smallest_maximum(prefix_sums(heads)[:, :, None] + ends)
+    if best is None or quick is None:
+        return None
+    low = quick.value
+    while low < best.value:
+        middle = (low + best.value) / 2
+        found, later = _ending_by(heads, ends, middle if middle < best.value else low)
+        best, low = (found, low) if found else (best, later)
+    return _ending_by(heads, ends, best.value)[0]
+
+
+class _Summed(NamedTuple):
+    split: Split
     maximum: float
 
+    @property
+    def total(self) -> float:
+        return self.split.value
 
-class _Thresholds:
-    """The best split seen so far, and the search for a better one."""
-
-    def __init__(self, work: Floats, other: Floats, repeats: int) -> None:
-        self.work, self.both, self.repeats = work, work + other, repeats
-        self.best = Split((), np.inf)
-
-    def solve(self, threshold: float) -> _Solved:
-        """The least sum with every stage's work within the threshold; keeps the split when it is the best."""
-        found = smallest_sum(np.where(self.work <= threshold, self.both, np.inf))
-        if found is None:
-            return _Solved(np.inf, np.inf)
-        stages = zip(range(len(self.work)), found.positions, found.positions[1:], strict=False)
-        maximum = max(float(self.work[stage]) for stage in stages)
-        candidate = Split(found.positions, found.value + self.repeats * maximum)
-        self.best = min(self.best, candidate, key=_tie_key)
-        return _Solved(found.value, maximum)
-
-    def halve(self, levels: Floats, low: int, high: int, total: float) -> None:
-        """Search thresholds ``levels[low:high]``; ``total`` is the sum at ``levels[high]``."""
-        if low >= high or total + self.repeats * levels[low] > self.best.value:
-            return
-        middle = (low + high) // 2
-        solved = self.solve(float(levels[middle]))
-        self.halve(levels, middle + 1, high, total)
-        if np.isfinite(solved.total):
-            self.halve(levels, low, int(np.searchsorted(levels, solved.maximum)), solved.total)
+    @property
+    def order(self) -> tuple[int, ...]:
+        return self.split.positions[::-1]
 
 
 def _tie_key(split: Split) -> tuple[float, tuple[int, ...]]:
     return split.value, split.positions[::-1]
+
+
+def _of_stages(costs: Floats, positions: tuple[int, ...]) -> list[float]:
+    return [float(costs[stage, a, b]) for stage, (a, b) in enumerate(pairwise(positions))]
+
+
+def _ended(heads: Floats, ends: Floats, split: Split) -> Split:
+    """The split with its value under smallest_end."""
+    before = np.cumsum([0.0, *_of_stages(heads, split.positions)[:-1]])
+    return Split(split.positions, float(np.max(before + _of_stages(ends, split.positions))))
+
+
+def _ending_by(heads: Floats, ends: Floats, limit: float) -> tuple[Split | None, float]:
+    """The split with the least sum of heads whose stages all end by ``limit``, and the earliest end after it.
+
+    The split carries its value under smallest_end.
+    """
+    stages, width, _ = heads.shape
+    begins, later = np.empty((stages, width), dtype=np.intp), np.inf
+    before = _origin(heads)
+    for stage in range(stages):
+        ending = before[:, None] + ends[stage]
+        in_time = ending <= limit
+        later = min(later, float(np.min(ending, initial=np.inf, where=~in_time)))
+        joined = np.where(in_time, before[:, None] + heads[stage], np.inf)
+        begins[stage] = joined.argmin(axis=0)
+        before = joined[begins[stage], np.arange(width)]
+    split = _split(before[None], begins)
+    return (_ended(heads, ends, split) if split else None), later
 
 
 def _origin(costs: Floats) -> Floats:
