@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopipe.solvers.brute import splits
-from autopipe.solvers.chain_dp import Floats, smallest_step as chain_step
+from autopipe.solvers.chain_dp import Floats
+from autopipe.solvers.chain_dp import smallest_step as chain_step
 from autopipe.solvers.device_dp import Assigned, Option, smallest_maximum, smallest_step
 
 
@@ -64,7 +65,8 @@ def brute(
 
 def of_stages(options: list[Option], positions: tuple[int, ...], chosen: tuple[int, ...], field: str) -> list[float]:
     tables = [getattr(options[o], field) for o in chosen]
-    return [0.0 if t is None else float(t[s, a, b]) for s, (t, (a, b)) in enumerate(zip(tables, pairwise(positions)))]
+    ranges = enumerate(zip(tables, pairwise(positions), strict=True))
+    return [0.0 if t is None else float(t[s, a, b]) for s, (t, (a, b)) in ranges]
 
 
 def of_hops(hops: Floats | None, positions: tuple[int, ...], chosen: tuple[int, ...]) -> list[float]:

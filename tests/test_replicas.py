@@ -16,16 +16,14 @@ def ring(works: list[float], gradients: list[float], choices: list[int], *, long
     count = np.arange(n + 1)[None, :] - np.arange(n + 1)[:, None]
     sums, reduced = (np.concatenate([[0], np.cumsum(values)]) for values in (works, gradients))
     allowed = (count > 0) & (count <= (longest or n))
-    return Ring(
-        np.where(allowed, sums[None, :] - sums[:, None], np.inf), reduced[None, :] - reduced[:, None], np.array(choices)
-    )
+    return Ring(np.where(allowed, sums[None, :] - sums[:, None], np.inf), reduced[None, :] - reduced[:, None], choices)
 
 
-def brute(scaling: Ring, devices: int) -> tuple[float, int] | None:
+def brute(scaling: Ring, layers: int, choices: list[int], devices: int) -> tuple[float, int] | None:
     """The smallest value, and the fewest devices that reach it."""
-    n, found = len(scaling.work) - 1, []
-    for stages in range(1, n + 1):
-        for positions, counts in product(splits(n, stages), product(map(int, scaling.choices), repeat=stages)):
+    found = []
+    for stages in range(1, layers + 1):
+        for positions, counts in product(splits(layers, stages), product(choices, repeat=stages)):
             if sum(counts) <= devices:
                 ranges = zip(pairwise(positions), counts, strict=True)
                 found.append((max(scaling.cost(a, b, r) for (a, b), r in ranges), sum(counts)))
@@ -45,7 +43,7 @@ def test_smallest_longest_is_brute_force(
     layers: list[tuple[int, int]], choices: list[int], devices: int, longest: int | None, unit: float
 ) -> None:
     scaling = ring([w * unit for w, _ in layers], [g * unit for _, g in layers], choices, longest=longest)
-    found, expected = smallest_longest(scaling, devices), brute(scaling, devices)
+    found, expected = smallest_longest(scaling, devices), brute(scaling, len(layers), choices, devices)
     assert (found and (found.value, sum(found.replicas))) == expected
     if found:
         ranges = zip(pairwise(found.positions), found.replicas, strict=True)

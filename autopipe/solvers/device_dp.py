@@ -1,12 +1,13 @@
 """The best way to cut a chain into stages and to give each stage its devices, exactly.
 
 There are classes of equal devices. An ``Option`` is one way to run a stage: on one device of a fast class, on two
-replicas of a slow one. What it costs then is a table as chain_dp takes it. For each number of stages
-so far, devices used by them and, where transfers depend on both sides, last option, a dynamic program keeps the best
-value for every position. Equal devices are counted, not named, so their order cannot matter.
+replicas of a slow one. What it costs then is a table as chain_dp takes it. For each number of stages so far, devices
+used by them and, where transfers depend on both sides, last option, a dynamic program keeps the best value for every
+position. Equal devices are counted, not named, so their order cannot matter.
 
 Ties: the fewest devices; then, from the last stage backwards, the earliest option in the list, the earliest cut, and
-the devices used before it in ascending order. Time O(stages · states · options · n²) a pass; with c classes of k devices there are at most kᶜ states.
+the devices used before it in ascending order. Time O(stages · states · options · n²) a pass; with c classes of k
+devices there are at most kᶜ states.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Assigned(NamedTuple):
     value: float
 
 
-def smallest_maximum(options: Sequence[Option], available: Sequence[int], hops: Floats | None = None) -> Assigned | None:
+def smallest_maximum(
+    options: Sequence[Option], available: Sequence[int], hops: Floats | None = None
+) -> Assigned | None:
     """The stages whose most expensive one is cheapest, by ``work``; None when there are none.
 
     ``hops[a, b, c]`` is the transfer over a cut at position c from a stage of option a to one of option b. It counts
@@ -149,10 +152,10 @@ class _Network:
         arrivals: dict[tuple[tuple[int, ...], int], list[_State]] = defaultdict(list)
         for option, each in enumerate(self.options):
             for state in states:
-                uses = list(state[0])
-                uses[each.device] += each.count
-                if uses[each.device] <= self.available[each.device]:
-                    arrivals[tuple(uses), option].append(state)
+                used = list(state[0])
+                used[each.device] += each.count
+                if used[each.device] <= self.available[each.device]:
+                    arrivals[tuple(used), option].append(state)
         for (uses, option), sources in sorted(arrivals.items()):
             yield uses, option, sources
 

@@ -1,15 +1,14 @@
 """How many replicas each stage gets, for any number of devices: the smallest longest stage, exactly.
 
 For a threshold z the fewest devices that hold the pieces up to each position need one pass of O(n²), however many
-devices there are; z is halved until no number lies between. There are as many stages as help.
+devices there are; the interval of z is halved until nothing in between would change. There are as many stages as help.
 
 Ties: the fewest devices, then the last cut earliest, and the pieces before it by the same rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -37,11 +36,13 @@ class Scaling(Protocol):
     def cost(self, start: int, stop: int, replicas: int) -> float:
         """The cost of the pieces from ``start`` to ``stop``."""
 
-    def needed(self, limit: float) -> Floats:
-        """The fewest replicas on which each range costs at most ``limit``; infinite where there are none."""
+    def needed(self, limit: float) -> tuple[Floats, float]:
+        """The fewest replicas on which each range costs at most ``limit``, infinite where there are none.
+
+        Also the least limit above this one with which a range would need fewer.
+        """
 
 
-@dataclass(frozen=True, eq=False)
 class Ring:
     """``(work − reduced) / r + reduced`` on r replicas: a batch divided among them, and a ring all-reduce.
 
@@ -50,64 +51,68 @@ class Ring:
     the gradients twice. ``choices`` are the numbers of replicas that may be used, ascending.
     """
 
-    work: Floats
-    reduced: Floats
-    choices: NDArray[np.intp]
+    def __init__(self, work: Floats, reduced: Floats, choices: Sequence[int]) -> None:
+        self._work, self._reduced = work, reduced
+        self._possible = np.isfinite(work)
+        self._divided, self._fixed = (work - reduced)[self._possible], reduced[self._possible]
+        self._choices = np.array(choices)
+        self._next = np.searchsorted(self._choices, np.arange(choices[-1] + 1))
 
     def cost(self, start: int, stop: int, replicas: int) -> float:
         """See Scaling."""
-        work, reduced = float(self.work[start, stop]), float(self.reduced[start, stop])
-        return (work - reduced) / replicas + reduced
+        reduced = float(self._reduced[start, stop])
+        return (float(self._work[start, stop]) - reduced) / replicas + reduced
 
-    def needed(self, limit: float) -> Floats:
-        """See Scaling. The cost only grows, or only shrinks, with r."""
+    def needed(self, limit: float) -> tuple[Floats, float]:
+        """See Scaling. The cost of a range only grows, or only shrinks, with r."""
+        needed = np.full(self._work.shape, np.inf)
+        index, enough = self._indices(limit)
+        needed[self._possible] = np.where(enough, self._choices[index], np.inf)
+        fewer = np.where(enough, index - 1, 0)
+        later = self._costs(np.maximum(fewer, 0))[fewer >= 0]
+        most = self._costs(np.array(len(self._choices) - 1))[~enough]
+        return needed, float(min(later.min(initial=np.inf), most.min(initial=np.inf)))
 
-        def costs(replicas: NDArray[np.intp]) -> Floats:
-            return np.asarray((self.work - self.reduced) / replicas + self.reduced)
+    def _costs(self, index: Indices) -> Floats:
+        return np.asarray(self._divided / self._choices[index] + self._fixed)
 
+    def _indices(self, limit: float) -> tuple[Indices, NDArray[np.bool_]]:
+        """The first choice within the limit, and whether it is; guessed, then checked against the costs themselves."""
+        last = len(self._choices) - 1
         with np.errstate(divide="ignore", invalid="ignore"):
-            least = (self.work - self.reduced) / (limit - self.reduced)
-        return fewest(self.choices, np.where(costs(self.choices[:1]) <= limit, 0, least), costs, limit)
-
-
-def fewest(
-    choices: NDArray[np.intp], guess: Floats, costs: Callable[[NDArray[np.intp]], Floats], limit: float
-) -> Floats:
-    """The choice at the guess or the next one, whichever first costs at most the limit; infinite where neither does.
-
-    A guess may be off by rounding, so it is checked against the costs themselves.
-    """
-    last = len(choices) - 1
-    index = np.minimum(np.searchsorted(choices, guess * (1 - _ROUNDING)), last)
-    index = np.minimum(index + (costs(choices[index]) > limit), last)
-    return np.where(costs(choices[index]) <= limit, choices[index], np.inf)
+            guess = np.ceil(self._divided / (limit - self._fixed) * (1 - _ROUNDING))
+        guess = np.where(self._costs(np.array(0)) <= limit, 0, guess)
+        index = self._next[np.clip(np.nan_to_num(guess), 0, self._choices[-1]).astype(np.intp)]
+        index = np.minimum(index + (self._costs(index) > limit), last)
+        return index, self._costs(index) <= limit
 
 
 def smallest_longest(scaling: Scaling, devices: int) -> Replicated | None:
     """The stages and replicas on at most so many devices whose longest stage is shortest; None when there are none."""
-    best = _within(scaling, devices, _LARGEST)
+    best, _ = _within(scaling, devices, _LARGEST)
     if best is None:
         return None
     low = 0.0
-    while low < (middle := (low + best.value) / 2) < best.value:
-        found = _within(scaling, devices, middle)
-        best, low = (found, low) if found else (best, middle)
-    return _within(scaling, devices, best.value)
+    while low < best.value:
+        middle = (low + best.value) / 2
+        found, later = _within(scaling, devices, middle if middle < best.value else low)
+        best, low = (found, low) if found else (best, later)
+    return _within(scaling, devices, best.value)[0]
 
 
-def _within(scaling: Scaling, devices: int, limit: float) -> Replicated | None:
-    """The stages of at most ``limit`` on the fewest devices; None when they need more than there are."""
-    needed = scaling.needed(limit)
+def _within(scaling: Scaling, devices: int, limit: float) -> tuple[Replicated | None, float]:
+    """The stages of at most ``limit`` on the fewest devices, None when they need more; and the next limit to try."""
+    needed, later = scaling.needed(limit)
     totals, begins = _totals(np.ascontiguousarray(needed.T))
     if totals[-1] > devices:
-        return None
+        return None, later
     positions = [len(totals) - 1]
     while positions[-1]:
         positions.append(int(begins[positions[-1]]))
     ranges = [*pairwise(reversed(positions))]
     replicas = tuple(int(needed[a, b]) for a, b in ranges)
     value = max(scaling.cost(a, b, count) for (a, b), count in zip(ranges, replicas, strict=True))
-    return Replicated(tuple(reversed(positions)), replicas, value)
+    return Replicated(tuple(reversed(positions)), replicas, value), later
 
 
 def _totals(needed: Floats) -> tuple[Floats, Indices]:
