@@ -51,8 +51,9 @@ def smallest(solve: Callable[[float], S | None], work: Floats, least: float, rep
     loosest = solve(np.inf)
     if loosest is None:
         return None
-    levels = np.unique(work[(work >= least) & (work <= loosest.maximum)])
     search = _Search(solve, repeats, Best(loosest, _value(loosest, repeats)))
+    search.solved(least)  # a good one to begin with, often the best
+    levels = np.unique(work[(work > least) & (work <= loosest.maximum)])
     search.halve(levels, 0, len(levels) - 1, loosest.total)
     return search.best
 
@@ -69,15 +70,17 @@ class _Search(Generic[S]):
 
     def halve(self, levels: Floats, low: int, high: int, total: float) -> None:
         """Search thresholds ``levels[low:high]``; ``total`` is the sum at ``levels[high]``."""
-        if low >= high or total + self.repeats * levels[low] > self.best.value:
+        useful = np.searchsorted(total + self.repeats * levels[low:high], self.best.value, side="right")
+        if not useful:
             return
-        middle = (low + high) // 2
-        solved = self._solved(float(levels[middle]))
+        middle = low + int(useful) // 2
+        solved = self.solved(float(levels[middle]))
         self.halve(levels, middle + 1, high, total)
         if solved is not None:
             self.halve(levels, low, int(np.searchsorted(levels, solved.maximum)), solved.total)
 
-    def _solved(self, threshold: float) -> S | None:
+    def solved(self, threshold: float) -> S | None:
+        """The least sum under a threshold; it is kept when it is the best."""
         found = self.solve(threshold)
         if found is not None:
             candidate = Best(found, _value(found, self.repeats))
