@@ -67,11 +67,11 @@ class Rules:
 
 @dataclass(frozen=True)
 class Listed:
-    """What list scheduling made. ``stage_time_s`` is the longest time of a rank from its first start to its end."""
+    """What list scheduling made, each rank's row as numbers. ``stage_time_s`` is the longest time of a rank from its first start to its end."""
 
     shape: Shape
     whole: tuple[bool, ...]
-    rows: tuple[Sequence[int], ...]
+    rows: tuple[Any, ...]
     makespan_s: float
     stage_time_s: float
 
@@ -80,9 +80,14 @@ class Listed:
         """The actions."""
         batches = self.shape.micro_batches
         ops = [(Op.F, Op.B if one else Op.I, Op.W) for one in self.whole]
-        parts = (((code // batches) // 3, (code // batches) % 3, code % batches) for row in self.rows for code in row)
-        actions = iter([Action(stage, ops[stage][op], batch) for stage, op, batch in parts])
-        return tuple(tuple(next(actions) for _ in row) for row in self.rows)
+        rows = [row if isinstance(row, list) else row.tolist() for row in self.rows]
+        return tuple(tuple(_action(code, ops, batches) for code in row) for row in rows)
+
+
+def _action(code: int, ops: Sequence[Sequence[Op]], batches: int) -> Action:
+    """The action of a number, (3 · stage + operation) · micro-batches + micro-batch."""
+    kind, batch = divmod(code, batches)
+    return Action(kind // 3, ops[kind // 3][kind % 3], batch)
 
 
 class _Given(NamedTuple):
@@ -154,8 +159,7 @@ def listed(
         state.idle[rank] + shape.micro_batches * sum(given.forward[s] + given.back[s] + given.weight[s] for s in own)
         for rank, own in enumerate(owns)
     ]
-    plain = tuple(row if isinstance(row, list) else row.tolist() for row in rows)
-    return Listed(shape, whole, plain, float(makespan), float(max(stage_times)))
+    return Listed(shape, whole, tuple(rows), float(makespan), float(max(stage_times)))
 
 
 def _given(

@@ -65,10 +65,8 @@ def run_tables(seeds: range, depth: int) -> list[tuple[int, float, float]]:
             captured, table, cuts, micro_batch=MICRO_BATCH, loss_fn=workload.loss, device=torch.device("cpu")
         )
         parity = compare(runner, copy.deepcopy(reference), workload, batch)
-        losses = [
-            abs(a - b) / abs(b) for a, b in zip(parity.losses, parity.reference_losses, strict=bool(parity.losses))
-        ]
-        found.append((seed, max(losses, default=0.0), parity.max_gradient_difference))
+        of_losses = relative(parity.losses, parity.reference_losses) if parity.losses else 0.0
+        found.append((seed, of_losses, parity.max_gradient_difference))
     return found
 
 

@@ -1,0 +1,251 @@
+"""Annealing of an order: actions on the critical path change places with others of their rank, memory permitting.
+
+A step can only get shorter when something on its critical path moves. So each try takes an action from that path and
+moves it a few places; what makes the step longer by less than a random threshold is kept, and the threshold falls to
+nothing (Dueck and Scheuer, 1990). The rows stay legal: F, I and W of a micro-batch in this order, each stage's
+micro-batches in theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+from autopipe.core.schedule import Op, Order, Shape, StageTimes
+from autopipe.ordering.compiled import compiled, numbers
+from autopipe.ordering.listing import Listed, Memory
+
+_FAR = 12
+"""An action moves so many places at most."""
+
+_WARM = 0.002
+"""At first a step may get longer by up to this part."""
+
+
+class _Given(NamedTuple):
+    """Sizes, seconds and bytes by 3 · stage + operation, hops, caps. ``starts`` are where the ranks' rows begin."""
+
+    batches: int
+    stages: int
+    starts: Any
+    seconds: Any
+    hops: Any
+    adds: Any
+    caps: Any
+
+
+class _State(NamedTuple):
+    """The rows, when actions end and what they wait for, the critical path, and the state of the random numbers."""
+
+    rows: Any
+    best: Any
+    ends: Any
+    waits: Any
+    places: Any
+    ranks: Any
+    critical: Any
+    random: Any
+
+
+def annealed(
+    found: Listed, times: Sequence[StageTimes], memory: Memory, *, tries: int, seed: int = 0, fast: bool = False
+) -> Listed:
+    """The best order that ``tries`` moves reach from one that fits; never a worse one."""
+    given, state = _given(found, times, memory, fast), _state(found, seed, fast)
+    run = compiled(_anneal, _random, _evaluate, _trace, _legal, _shift, _fits) if fast else _anneal
+    if not run(given, state, tries, _FAR, _WARM) < found.makespan_s:
+        return found
+    state.rows[:] = state.best
+    return _measured(found, given, state, fast)
+
+
+def evaluated(shape: Shape, order: Order, times: Sequence[StageTimes], memory: Memory) -> Listed | None:
+    """An order as list scheduling would return it; None where it does not fit in memory.
+
+    Its stages must each run all backwards whole, or all split.
+    """
+    batches = shape.micro_batches
+    whole = [False] * shape.stages
+    for row in order:
+        for stage, op, _ in row:
+            whole[stage] |= op is Op.B
+    number = {Op.F: 0, Op.B: 1, Op.I: 1, Op.W: 2}
+    rows = tuple([(3 * stage + number[op]) * batches + batch for stage, op, batch in row] for row in order)
+    found = Listed(shape, tuple(whole), rows, 0.0, 0.0)
+    given, state = _given(found, times, memory, False), _state(found, 0, False)
+    mixed = any(len(row) != sum(2 if whole[s] else 3 for s in shape.stages_of(r)) * batches for r, row in enumerate(rows))
+    if mixed or not all(_fits(given, state, rank) for rank in range(shape.ranks)):
+        return None
+    return _measured(found, given, state, False)
+
+
+def _measured(found: Listed, given: _Given, state: _State, fast: bool) -> Listed:
+    """The state's rows with their times."""
+    makespan = (compiled(_evaluate) if fast else _evaluate)(given, state)
+    rows = tuple(state.rows[a:b] for a, b in pairwise(int(start) for start in given.starts))
+    spans = [_span_s(given, state, row) for row in rows]
+    return Listed(found.shape, found.whole, rows, float(makespan), max(spans))
+
+
+def _span_s(given: _Given, state: _State, row: Sequence[int]) -> float:
+    """From a rank's first start to its end."""
+    return float(state.ends[row[-1]] - state.ends[row[0]] + given.seconds[row[0] // given.batches])
+
+
+def _given(found: Listed, times: Sequence[StageTimes], memory: Memory, fast: bool) -> _Given:
+    shape = found.shape
+    seconds, adds = [], []
+    for s, (t, one) in enumerate(zip(times, found.whole, strict=True)):
+        seconds += [t.forward_s, t.backward_s if one else t.input_grad_s, t.weight_grad_s]
+        left = 0.0 if one else memory.after_input_grad[s]
+        adds += [memory.after_forward[s], left - memory.after_forward[s], -left]
+    return _Given(
+        batches=shape.micro_batches,
+        stages=shape.stages,
+        starts=numbers([*accumulate(map(len, found.rows), initial=0)], fast=fast, whole=True),
+        seconds=numbers(seconds, fast=fast),
+        hops=numbers([*(shape.hops_s or (0.0,) * (shape.stages - 1)), 0.0], fast=fast),
+        adds=numbers(adds, fast=fast),
+        caps=numbers([cap * (1 + 1e-9) for cap in memory.caps], fast=fast),
+    )
+
+
+def _state(found: Listed, seed: int, fast: bool) -> _State:
+    rows = [int(code) for row in found.rows for code in row]
+    size = 3 * found.shape.stages * found.shape.micro_batches
+    ranks = [rank for rank, row in enumerate(found.rows) for _ in row]
+    return _State(
+        rows=numbers(rows, fast=fast, whole=True),
+        best=numbers(rows, fast=fast, whole=True),
+        ends=numbers([0.0] * size, fast=fast),
+        waits=numbers([0] * size, fast=fast, whole=True),
+        places=numbers([0] * size, fast=fast, whole=True),
+        ranks=numbers(ranks, fast=fast, whole=True),
+        critical=numbers([0] * size, fast=fast, whole=True),
+        random=numbers([seed % 2147483646 + 1], fast=fast, whole=True),
+    )
+
+
+def _random(state: Any, below: int) -> int:
+    """A number from 0 to ``below`` − 1 (Park and Miller's generator)."""
+    state.random[0] = state.random[0] * 48271 % 2147483647
+    return int(state.random[0] // 64 % below)
+
+
+def _evaluate(given: Any, state: Any) -> float:
+    """When the last action ends, or −1 where actions wait for each other. Leaves what each one waited for."""
+    batches, ranks = given.batches, len(given.caps)
+    for n in range(len(state.ends)):
+        state.ends[n] = -1.0
+    at = [given.starts[r] for r in range(ranks)]
+    free = [0.0] * ranks
+    left, moved = len(state.rows), True
+    while moved:
+        moved = False
+        for r in range(ranks):
+            while at[r] < given.starts[r + 1]:
+                code = state.rows[at[r]]
+                kind = code // batches
+                s, op = kind // 3, kind % 3
+                need, hop = -1, 0.0
+                if op == 0 and s > 0:
+                    need, hop = code - 3 * batches, given.hops[s - 1]
+                elif op == 1 and s + 1 < given.stages:
+                    need, hop = code + 3 * batches, given.hops[s]
+                begin, wait = free[r], -1
+                if need >= 0:
+                    if state.ends[need] < 0:
+                        break
+                    if state.ends[need] + hop > begin:
+                        begin, wait = state.ends[need] + hop, need
+                if wait < 0 and at[r] > given.starts[r]:
+                    wait = state.rows[at[r] - 1]
+                free[r] = begin + given.seconds[kind]
+                state.ends[code], state.waits[code], state.places[code] = free[r], wait, at[r]
+                at[r] += 1
+                left -= 1
+                moved = True
+    if left > 0:
+        return -1.0
+    end = 0.0
+    for r in range(ranks):
+        end = max(end, free[r])
+    return end
+
+
+def _trace(given: Any, state: Any) -> int:
+    """The critical path as places in the rows, and its length."""
+    code = state.rows[given.starts[1] - 1]
+    for r in range(len(given.caps)):
+        last = state.rows[given.starts[r + 1] - 1]
+        if state.ends[last] > state.ends[code]:
+            code = last
+    count = 0
+    while code >= 0:
+        state.critical[count] = state.places[code]
+        count += 1
+        code = state.waits[code]
+    return count
+
+
+def _legal(given: Any, state: Any, source: int, target: int) -> bool:
+    """Whether the action at ``source`` may pass all others up to ``target``."""
+    batches, code = given.batches, state.rows[source]
+    kind, b = code // batches, code % batches
+    step = 1 if target > source else -1
+    place = source
+    while place != target:
+        place += step
+        other = state.rows[place]
+        if other // batches == kind or (other // batches // 3 == kind // 3 and other % batches == b):
+            return False
+    return True
+
+
+def _shift(state: Any, source: int, target: int) -> None:
+    """Move one action to another place of its row."""
+    code, step = state.rows[source], 1 if target > source else -1
+    place = source
+    while place != target:
+        state.rows[place] = state.rows[place + step]
+        place += step
+    state.rows[target] = code
+
+
+def _fits(given: Any, state: Any, rank: int) -> bool:
+    """Whether a rank's row fits in its memory."""
+    held = 0.0
+    for place in range(given.starts[rank], given.starts[rank + 1]):
+        held += given.adds[state.rows[place] // given.batches]
+        if held > given.caps[rank]:
+            return False
+    return True
+
+
+def _anneal(given: Any, state: Any, tries: int, far: int, warm: float) -> float:
+    current = _evaluate(given, state)
+    best = current
+    count = _trace(given, state)
+    for n in range(tries):
+        source = state.critical[_random(state, count)]
+        rank = state.ranks[source]
+        by = 1 + _random(state, far) * _random(state, far) // far
+        target = source + by if _random(state, 2) == 1 else source - by
+        if target < given.starts[rank] or target >= given.starts[rank + 1]:
+            continue
+        if not _legal(given, state, source, target):
+            continue
+        _shift(state, source, target)
+        makespan = _evaluate(given, state) if _fits(given, state, rank) else -1.0
+        slack = warm * best * (1.0 - n / tries) ** 2 * _random(state, 1000) / 1000
+        if makespan < 0 or makespan > current + slack:
+            _shift(state, target, source)
+            continue
+        current = makespan
+        count = _trace(given, state)
+        if current < best * (1 - 1e-12):
+            best = current
+            for place in range(len(state.rows)):
+                state.best[place] = state.rows[place]
+    return best
