@@ -13,14 +13,13 @@ So it is never slower than the best known schedule that fits.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import autopipe.schedules  # noqa: F401  (registers the known ones)
 from autopipe.core.errors import UsageError
-from autopipe.core.schedule import Kind, Op, Order, Shape, StageTimes, kinds, place, schedule
-from autopipe.ordering.annealing import annealed, evaluated
+from autopipe.core.schedule import Kind, Order, Shape, StageTimes, kinds, place, schedule
+from autopipe.ordering.annealing import annealed, evaluated, merged
 from autopipe.ordering.bounds import makespan_bound_s
 from autopipe.ordering.evolution import evolved
 from autopipe.ordering.listing import Listed, Memory, Rules, listed
@@ -30,6 +29,11 @@ from autopipe.schedules import v_half, v_min, zb_v
 
 ENOUGH = 1e-3
 """An order within this part of the bound ends the search."""
+
+_PARTS = 4
+"""Annealing begins anew so many times, each from the best so far."""
+
+_ANNEALED = ", annealed"
 
 EFFORT = 2_000_000
 """Actions that list scheduling may place where no other effort is asked for: about a second in plain Python."""
@@ -99,13 +103,18 @@ class _Search:
     best: Listed | None = None
     origin: str = ""
     started: float = field(default_factory=time.monotonic)
+    bound_s: float = 0.0
+    actions: int = 0
 
     def __post_init__(self) -> None:
         self.bound_s = makespan_bound_s(self.shape, self.times, self.memory)
         self.actions = 3 * self.shape.stages * self.shape.micro_batches
-        for step in (self._known, self._blocks, self._list, self._evolve, self._anneal):
+        self._known()
+        for step in (self._blocks, self._list, self._evolve, self._anneal):
             if not self._over():
                 step()
+        if self.best is not None:
+            self._offer(merged(self.best, times=self.times, memory=self.memory), self.origin)
 
     def _over(self) -> bool:
         late = self.budget_s is not None and time.monotonic() - self.started > self.budget_s
@@ -123,8 +132,7 @@ class _Search:
         for kind in kinds():
             order = known_order(kind, self.shape, self.times)
             if order is not None:
-                found = evaluated(self.shape, order, self.times, self.memory)
-                self._offer(found, kind.name)
+                self._offer(evaluated(self.shape, order, self.times, self.memory, fast=self.fast), kind.name)
 
     def _blocks(self) -> None:
         """The blocks of ZB-V, V-Half and V-Min, in this memory."""
@@ -153,6 +161,7 @@ class _Search:
             self.times,
             self.memory,
             tries=tries,
+            whole=tuple(t.backward_s < t.input_grad_s for t in self.times),
             enough=lambda value: self._enough(value) or bool(late and time.monotonic() > late),
             seed=self.seed,
             fast=self.fast,
@@ -168,7 +177,25 @@ class _Search:
                 return
             self.effort -= tries * self.actions
             origin = self.origin.removesuffix(_ANNEALED) + _ANNEALED
-            found = annealed(
-                self.best, self.times, self.memory, tries=tries, seed=self.seed + turn, fast=self.fast
-            )
+            found = annealed(self.best, self.times, self.memory, tries=tries, seed=self.seed + turn, fast=self.fast)
             self._offer(found, origin)
+
+
+def known_order(kind: Kind, shape: Shape, times: Sequence[StageTimes]) -> Order | None:
+    """What a known schedule does with these stages; None where it takes another placement or refuses the shape."""
+    number = shape.stages // shape.ranks
+    if kind.name == NAME or not kind.takes(number) or kind.place(shape.ranks, number) != shape.placement:
+        return None
+    return None if kind.refuses(shape) else kind.make(shape, times)
+
+
+def _rules(shape: Shape, times: Sequence[StageTimes]) -> list[Rules]:
+    """I first, with as many forwards before it as there is time for; with one stage on a rank also in turn."""
+    rules = [*backward_first(shape)]
+    for share in (0.0, 0.125, 0.75, 1.0):
+        rules += backward_first(shape, room(shape, times, share))
+    if shape.placement == place("loop", shape.ranks, 1):
+        ahead = range(shape.ranks, 0, -1)
+        for factor in (1.0, 1.5, 2.0):
+            rules += in_turn(shape, [factor * rank for rank in ahead])
+    return rules

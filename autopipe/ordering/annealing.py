@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from autopipe.core.schedule import Op, Order, Shape, StageTimes
+from autopipe.core.schedule import Action, Op, Order, Shape, StageTimes
 from autopipe.ordering.compiled import compiled, numbers
-from autopipe.ordering.listing import Listed, Memory
+from autopipe.ordering.listing import Listed, Memory, code_of
 
 _FAR = 12
 """An action moves so many places at most."""
@@ -24,7 +24,7 @@ _WARM = 0.002
 
 
 class _Given(NamedTuple):
-    """Sizes, seconds and bytes by 3 · stage + operation, hops, caps. ``starts`` are where the ranks' rows begin."""
+    """Sizes, seconds and bytes by 4 · stage + operation, hops, caps. ``starts`` are where the ranks' rows begin."""
 
     batches: int
     stages: int
@@ -60,24 +60,33 @@ def annealed(
     return _measured(found, given, state, fast)
 
 
-def evaluated(shape: Shape, order: Order, times: Sequence[StageTimes], memory: Memory) -> Listed | None:
-    """An order as list scheduling would return it; None where it does not fit in memory.
-
-    Its stages must each run all backwards whole, or all split.
-    """
-    batches = shape.micro_batches
-    whole = [False] * shape.stages
-    for row in order:
-        for stage, op, _ in row:
-            whole[stage] |= op is Op.B
-    number = {Op.F: 0, Op.B: 1, Op.I: 1, Op.W: 2}
-    rows = tuple([(3 * stage + number[op]) * batches + batch for stage, op, batch in row] for row in order)
-    found = Listed(shape, tuple(whole), rows, 0.0, 0.0)
-    given, state = _given(found, times, memory, False), _state(found, 0, False)
-    mixed = any(len(row) != sum(2 if whole[s] else 3 for s in shape.stages_of(r)) * batches for r, row in enumerate(rows))
-    if mixed or not all(_fits(given, state, rank) for rank in range(shape.ranks)):
+def evaluated(
+    shape: Shape, order: Order, times: Sequence[StageTimes], memory: Memory, *, fast: bool = False
+) -> Listed | None:
+    """An order as list scheduling would return it; None where it does not fit in memory."""
+    found = Listed(shape, tuple([code_of(action, shape.micro_batches) for action in row] for row in order), 0.0, 0.0)
+    given, state = _given(found, times, memory, fast), _state(found, 0, fast)
+    fits = compiled(_fits) if fast else _fits
+    if not all(fits(given, state, rank) for rank in range(shape.ranks)):
         return None
-    return _measured(found, given, state, False)
+    return _measured(found, given, state, fast)
+
+
+def merged(found: Listed, times: Sequence[StageTimes], memory: Memory) -> Listed:
+    """The order with I and W in one B where W comes right behind I and B is shorter; the same one if that is longer."""
+    rows = []
+    for row in found.order:
+        kept: list[Action] = []
+        for action in row:
+            t = times[action.stage]
+            behind = kept and kept[-1] == action._replace(op=Op.I) and action.op is Op.W
+            if behind and t.backward_s < t.input_grad_s + t.weight_grad_s:
+                kept[-1] = action._replace(op=Op.B)
+            else:
+                kept.append(action)
+        rows.append(tuple(kept))
+    made = evaluated(found.shape, tuple(rows), times, memory)
+    return made if made and made.makespan_s < found.makespan_s else found
 
 
 def _measured(found: Listed, given: _Given, state: _State, fast: bool) -> Listed:
@@ -85,7 +94,7 @@ def _measured(found: Listed, given: _Given, state: _State, fast: bool) -> Listed
     makespan = (compiled(_evaluate) if fast else _evaluate)(given, state)
     rows = tuple(state.rows[a:b] for a, b in pairwise(int(start) for start in given.starts))
     spans = [_span_s(given, state, row) for row in rows]
-    return Listed(found.shape, found.whole, rows, float(makespan), max(spans))
+    return Listed(found.shape, rows, float(makespan), max(spans))
 
 
 def _span_s(given: _Given, state: _State, row: Sequence[int]) -> float:
@@ -96,10 +105,10 @@ def _span_s(given: _Given, state: _State, row: Sequence[int]) -> float:
 def _given(found: Listed, times: Sequence[StageTimes], memory: Memory, fast: bool) -> _Given:
     shape = found.shape
     seconds, adds = [], []
-    for s, (t, one) in enumerate(zip(times, found.whole, strict=True)):
-        seconds += [t.forward_s, t.backward_s if one else t.input_grad_s, t.weight_grad_s]
-        left = 0.0 if one else memory.after_input_grad[s]
-        adds += [memory.after_forward[s], left - memory.after_forward[s], -left]
+    for s, t in enumerate(times):
+        held, left = memory.after_forward[s], memory.after_input_grad[s]
+        seconds += [t.forward_s, t.input_grad_s, t.weight_grad_s, t.backward_s]
+        adds += [held, left - held, -left, -held]
     return _Given(
         batches=shape.micro_batches,
         stages=shape.stages,
@@ -113,7 +122,7 @@ def _given(found: Listed, times: Sequence[StageTimes], memory: Memory, fast: boo
 
 def _state(found: Listed, seed: int, fast: bool) -> _State:
     rows = [int(code) for row in found.rows for code in row]
-    size = 3 * found.shape.stages * found.shape.micro_batches
+    size = 4 * found.shape.stages * found.shape.micro_batches
     ranks = [rank for rank, row in enumerate(found.rows) for _ in row]
     return _State(
         rows=numbers(rows, fast=fast, whole=True),
@@ -147,12 +156,14 @@ def _evaluate(given: Any, state: Any) -> float:
             while at[r] < given.starts[r + 1]:
                 code = state.rows[at[r]]
                 kind = code // batches
-                s, op = kind // 3, kind % 3
+                s, op, b = kind // 4, kind % 4, code % batches
                 need, hop = -1, 0.0
                 if op == 0 and s > 0:
-                    need, hop = code - 3 * batches, given.hops[s - 1]
-                elif op == 1 and s + 1 < given.stages:
-                    need, hop = code + 3 * batches, given.hops[s]
+                    need, hop = code - 4 * batches, given.hops[s - 1]
+                elif op % 2 == 1 and s + 1 < given.stages:
+                    need, hop = (4 * s + 5) * batches + b, given.hops[s]
+                    if state.ends[need] < 0:
+                        need += 2 * batches
                 begin, wait = free[r], -1
                 if need >= 0:
                     if state.ends[need] < 0:
@@ -190,16 +201,18 @@ def _trace(given: Any, state: Any) -> int:
 
 
 def _legal(given: Any, state: Any, source: int, target: int) -> bool:
-    """Whether the action at ``source`` may pass all others up to ``target``."""
+    """Whether the action at ``source`` may pass all others up to ``target``: of its stage only other micro-batches'."""
     batches, code = given.batches, state.rows[source]
-    kind, b = code // batches, code % batches
+    stage, b, op = code // batches // 4, code % batches, code // batches % 4
     step = 1 if target > source else -1
     place = source
     while place != target:
         place += step
         other = state.rows[place]
-        if other // batches == kind or (other // batches // 3 == kind // 3 and other % batches == b):
-            return False
+        if other // batches // 4 == stage:
+            other_op = other // batches % 4
+            if other % batches == b or other_op == op or (op % 2 == 1 and other_op % 2 == 1):
+                return False
     return True
 
 

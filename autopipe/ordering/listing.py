@@ -67,10 +67,12 @@ class Rules:
 
 @dataclass(frozen=True)
 class Listed:
-    """What list scheduling made, each rank's row as numbers. ``stage_time_s`` is the longest time of a rank from its first start to its end."""
+    """What list scheduling made: each rank's row, as numbers.
+
+    ``stage_time_s`` is the longest time of a rank from its first start to its end.
+    """
 
     shape: Shape
-    whole: tuple[bool, ...]
     rows: tuple[Any, ...]
     makespan_s: float
     stage_time_s: float
@@ -78,16 +80,23 @@ class Listed:
     @cached_property
     def order(self) -> Order:
         """The actions."""
-        batches = self.shape.micro_batches
-        ops = [(Op.F, Op.B if one else Op.I, Op.W) for one in self.whole]
         rows = [row if isinstance(row, list) else row.tolist() for row in self.rows]
-        return tuple(tuple(_action(code, ops, batches) for code in row) for row in rows)
+        return tuple(tuple(action_of(code, self.shape.micro_batches) for code in row) for row in rows)
 
 
-def _action(code: int, ops: Sequence[Sequence[Op]], batches: int) -> Action:
-    """The action of a number, (3 · stage + operation) · micro-batches + micro-batch."""
+OPS = (Op.F, Op.I, Op.W, Op.B)
+"""The operations in the order of their numbers."""
+
+
+def action_of(code: int, batches: int) -> Action:
+    """The action of a number, (4 · stage + operation) · micro-batches + micro-batch."""
     kind, batch = divmod(code, batches)
-    return Action(kind // 3, ops[kind // 3][kind % 3], batch)
+    return Action(kind // 4, OPS[kind % 4], batch)
+
+
+def code_of(action: Action, batches: int) -> int:
+    """The number of an action."""
+    return (4 * action.stage + OPS.index(action.op)) * batches + action.micro_batch
 
 
 class _Given(NamedTuple):
@@ -159,7 +168,7 @@ def listed(
         state.idle[rank] + shape.micro_batches * sum(given.forward[s] + given.back[s] + given.weight[s] for s in own)
         for rank, own in enumerate(owns)
     ]
-    return Listed(shape, whole, tuple(rows), float(makespan), float(max(stage_times)))
+    return Listed(shape, tuple(rows), float(makespan), float(max(stage_times)))
 
 
 def _given(
@@ -419,7 +428,8 @@ def _start(given: Any, state: Any, rank: int, code: int, begin: float) -> int:
     for n in range(given.starts[rank], given.starts[rank + 1]):
         done = min(done, state.weights[given.owns[n]])
     state.oldest[rank] = done
-    state.rows[3 * batches * given.starts[rank] + state.lengths[rank]] = code * batches + b
+    kind = 4 * s + (3 if op == 1 and given.whole[s] else op)
+    state.rows[3 * batches * given.starts[rank] + state.lengths[rank]] = kind * batches + b
     state.lengths[rank] += 1
     return int(other)
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from math import floor, inf
 
 from autopipe.core.schedule import Shape, StageTimes
+from autopipe.ordering.compiled import has_numba
 from autopipe.ordering.listing import Listed, Memory, Rules, listed
 
 FILLS = (0.0, 0.5, 1.0)
+_MANY = 100_000
+"""From so many actions on the loops are compiled where numba is installed."""
+
 FIRST = -1e12
 """A key that is more urgent than any other."""
 
@@ -68,10 +72,9 @@ def room(shape: Shape, times: Sequence[StageTimes], share: float) -> tuple[float
     return tuple(max(1.0, floor(span + share) if span < inf else span) for span in spans)
 
 
-def best(
-    shape: Shape, times: Sequence[StageTimes], memory: Memory, rules: Iterable[Rules], *, fast: bool = False
-) -> Listed | None:
+def best(shape: Shape, times: Sequence[StageTimes], memory: Memory, rules: Sequence[Rules]) -> Listed | None:
     """Of the rules' orders the one with the least makespan plus longest stage time; None where none fits."""
+    fast = len(rules) * shape.stages * shape.micro_batches > _MANY and has_numba()
     made = (listed(shape, times, memory, each, fast=fast) for each in rules)
     return min((one for one in made if one), key=lambda one: one.makespan_s + one.stage_time_s, default=None)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from itertools import product
 
 from autopipe.core.schedule import Action, Op, Order, Shape, StageTimes, schedule
 from autopipe.ordering.passes import Slots, block_variants
@@ -25,11 +24,11 @@ _NONE = float("inf")
 
 @schedule("ZB-V", placement="v", stages_per_rank=(2,), aliases=("ScheduleZBVZeroBubble", "ZBV", "ZBVZeroBubble"))
 def zb_v(shape: Shape, times: Sequence[StageTimes]) -> Order:
-    """The best of four ways to fill gaps that are shorter than a weight gradient.
+    """The best of two ways to fill gaps that are shorter than a weight gradient.
 
     Very uneven stages can leave rounds without room in memory: then the order of ``slots``, as the values come.
     """
-    made = [_Rounds(shape, times, *fill) for fill in product((True, False), repeat=2)]
+    made = [_Rounds(shape, times, squeeze_forward) for squeeze_forward in (True, False)]
     whole = [rounds for rounds in made if rounds.run()]
     if not whole:
         return fit(shape, times, shape.ranks, block_variants(slots(shape.ranks))).order
@@ -45,13 +44,13 @@ class _Rounds:
     """All ranks' rows, made action by action with the times at which they run.
 
     A weight gradient fills a gap that it fits in; a shorter one too where the rank would else idle longer than any
-    other, before every forward (``squeeze_forward``), before every I of an up stage (``squeeze_up``).
+    other, before every I and, with ``squeeze_forward``, before every forward.
     """
 
-    def __init__(self, shape: Shape, times: Sequence[StageTimes], squeeze_forward: bool, squeeze_up: bool) -> None:
+    def __init__(self, shape: Shape, times: Sequence[StageTimes], squeeze_forward: bool) -> None:
         self.shape, self.times, self.part = shape, times, shape.weight_part
         self.hops = shape.hops_s or (0.0,) * (shape.stages - 1)
-        self.squeeze = (squeeze_forward, squeeze_up)
+        self.squeeze_forward = squeeze_forward
         self.ends: dict[Action, float] = {}
         self.counts: Counter[tuple[Op, int]] = Counter()
         self.free, self.idle, self.held = ([0.0] * shape.ranks for _ in range(3))
@@ -169,11 +168,11 @@ class _Rounds:
         downs = [stage for rank, stage in reversed(turns.items()) if stage == rank]
         for stage in (*downs, *ups):
             if self._next(Op.I, stage):
-                self._run(Op.I, stage, stage < self.shape.ranks or self.squeeze[1])
+                self._run(Op.I, stage, squeeze=True)
         for rank in range(self.shape.ranks):
             stages = [stage for stage in (self._up(rank), rank) if self._next(Op.F, stage)]
             if stages and self._fits(Op.F, stages[0]):
-                self._run(Op.F, stages[0], self.squeeze[0])
+                self._run(Op.F, stages[0], squeeze=self.squeeze_forward)
 
     def _next(self, op: Op, stage: int) -> bool:
         """Whether the stage's next F or I has its value."""
