@@ -1,6 +1,6 @@
 """A schedule made for the stages at hand: searched among known orders, list schedules, and their neighbours.
 
-In this order, until one is within ``ENOUGH`` of the bound, or the effort is spent:
+In this order, until one is within ``ENOUGH`` of the bound, or the tries are spent:
 
 1. the known schedules, made for these stages, as far as they fit in memory; and the building blocks of those on the
    V placement, which reach lower than list scheduling does;
@@ -30,13 +30,22 @@ from autopipe.schedules import v_half, v_min, zb_v
 ENOUGH = 1e-3
 """An order within this part of the bound ends the search."""
 
+_EVOLVING = 0.7
+"""The part of the tries and of the time that evolution gets; annealing has the rest."""
+
 _PARTS = 4
-"""Annealing begins anew so many times, each from the best so far."""
+"""Annealing begins anew so many times at the least, each from the best so far."""
+
+_FAST_PART, _PART = 60_000_000, 2_000_000
+"""Actions that a part of annealing walks at most, compiled and in plain Python: about a second."""
 
 _ANNEALED = ", annealed"
 
-EFFORT = 2_000_000
-"""Actions that list scheduling may place where no other effort is asked for: about a second in plain Python."""
+TRIES = 300
+"""Orders that are looked at where no other number is asked for: a second or two of plain Python for 1,000 actions."""
+
+_MOVES = 8
+"""So many moves of annealing count as one order of list scheduling."""
 
 NAME = "Synthesized"
 
@@ -62,18 +71,18 @@ def synthesize(
     times: Sequence[StageTimes],
     memory: Memory,
     *,
-    effort: int = EFFORT,
+    tries: int = TRIES,
     budget_s: float | None = None,
     seed: int = 0,
     fast: bool = False,
 ) -> Synthesis:
     """The best order that is found for these stages, with hops as in the shape, in this memory.
 
-    ``effort`` is how many actions the search may place or move, so that equal arguments give equal orders;
-    ``budget_s`` ends it earlier, by the clock. ``fast`` compiles its loops with numba, which takes seconds once.
+    ``tries`` is how many orders the search may look at, so that equal arguments give equal orders; ``budget_s`` ends
+    it earlier, by the clock. ``fast`` compiles its loops with numba, which takes seconds once.
     Raises UsageError where not even one micro-batch at a time fits.
     """
-    search = _Search(shape, times, memory, effort, budget_s, seed, fast)
+    search = _Search(shape, times, memory, tries, budget_s, seed, fast)
     if search.best is None:
         raise UsageError(
             f"{NAME}: one micro-batch does not fit on some rank of {shape.ranks}: allow more memory or fewer stages"
@@ -91,12 +100,12 @@ def synthesized(shape: Shape, times: Sequence[StageTimes]) -> Order:
 
 @dataclass
 class _Search:
-    """The search's state: the best so far and the effort left."""
+    """The search's state: the best so far and the tries left."""
 
     shape: Shape
     times: Sequence[StageTimes]
     memory: Memory
-    effort: int
+    tries: int
     budget_s: float | None
     seed: int
     fast: bool
@@ -104,17 +113,20 @@ class _Search:
     origin: str = ""
     started: float = field(default_factory=time.monotonic)
     bound_s: float = 0.0
-    actions: int = 0
 
     def __post_init__(self) -> None:
         self.bound_s = makespan_bound_s(self.shape, self.times, self.memory)
-        self.actions = 3 * self.shape.stages * self.shape.micro_batches
         self._known()
         for step in (self._blocks, self._list, self._evolve, self._anneal):
             if not self._over():
                 step()
         if self.best is not None:
             self._offer(merged(self.best, times=self.times, memory=self.memory), self.origin)
+
+    @property
+    def actions(self) -> int:
+        """How many actions an order has where all backwards are split."""
+        return 3 * self.shape.stages * self.shape.micro_batches
 
     def _over(self) -> bool:
         late = self.budget_s is not None and time.monotonic() - self.started > self.budget_s
@@ -128,7 +140,7 @@ class _Search:
             self.best, self.origin = found, origin
 
     def _known(self) -> None:
-        """The schedules by name whose placement this is; none is cut short by effort."""
+        """The schedules by name whose placement this is; all of them, whatever the tries."""
         for kind in kinds():
             order = known_order(kind, self.shape, self.times)
             if order is not None:
@@ -139,29 +151,31 @@ class _Search:
         if self.shape.placement != place("v", self.shape.ranks, 2):
             return
         for block in (zb_v, v_half, v_min):
-            self._try(block_variants(block.slots(self.shape.ranks)), f"block of {block.__name__.rpartition('.')[2]}")
+            variants = [rules for rules in block_variants(block.slots(self.shape.ranks)) if not rules.balance]
+            self._try(variants, f"block of {block.__name__.rpartition('.')[2]}")
 
     def _list(self) -> None:
         self._try(_rules(self.shape, self.times), "list scheduling")
 
     def _try(self, rules: Sequence[Rules], origin: str) -> None:
         for rule in rules:
-            if self._over() or self.effort < 0:
+            if self._over() or self.tries < 1:
                 return
-            self.effort -= self.actions
+            self.tries -= 1
             self._offer(listed(self.shape, self.times, self.memory, rule, fast=self.fast), origin)
 
     def _evolve(self) -> None:
-        """Half of what effort is left."""
-        tries = self.effort // 2 // self.actions
-        self.effort -= tries * self.actions
-        late = self.budget_s and self.started + self.budget_s / 2
+        """Most of the tries that are left, and of the time."""
+        tries = int(_EVOLVING * self.tries)
+        self.tries -= tries
+        now = time.monotonic()
+        late = self.budget_s and now + _EVOLVING * (self.started + self.budget_s - now)
         found = evolved(
             self.shape,
             self.times,
             self.memory,
             tries=tries,
-            whole=tuple(t.backward_s < t.input_grad_s for t in self.times),
+            whole=_whole(self.times),
             enough=lambda value: self._enough(value) or bool(late and time.monotonic() > late),
             seed=self.seed,
             fast=self.fast,
@@ -170,14 +184,14 @@ class _Search:
             self._offer(each, "evolution")
 
     def _anneal(self) -> None:
-        """The rest of the effort, a part at a time, each from the best so far."""
-        for turn in range(_PARTS):
-            tries = self.effort // self.actions // (_PARTS - turn)
-            if self._over() or self.best is None or tries < 1:
+        """The rest, a part at a time, each from the best so far; parts are short enough to stop in time."""
+        left, longest = _MOVES * self.tries, (_FAST_PART if self.fast else _PART) // self.actions
+        part = max(1, min(left // _PARTS, longest))
+        for turn in range(left // part):
+            if self._over() or self.best is None:
                 return
-            self.effort -= tries * self.actions
             origin = self.origin.removesuffix(_ANNEALED) + _ANNEALED
-            found = annealed(self.best, self.times, self.memory, tries=tries, seed=self.seed + turn, fast=self.fast)
+            found = annealed(self.best, self.times, self.memory, tries=part, seed=self.seed + turn, fast=self.fast)
             self._offer(found, origin)
 
 
@@ -187,6 +201,13 @@ def known_order(kind: Kind, shape: Shape, times: Sequence[StageTimes]) -> Order 
     if kind.name == NAME or not kind.takes(number) or kind.place(shape.ranks, number) != shape.placement:
         return None
     return None if kind.refuses(shape) else kind.make(shape, times)
+
+
+def _whole(times: Sequence[StageTimes]) -> tuple[bool, ...]:
+    """Which stages do not split their backward, to begin with; () where splitting costs nothing anywhere."""
+    if all(t.backward_s >= t.input_grad_s + t.weight_grad_s for t in times):
+        return ()
+    return tuple(t.backward_s < t.input_grad_s + t.weight_grad_s * (s == 0) for s, t in enumerate(times))
 
 
 def _rules(shape: Shape, times: Sequence[StageTimes]) -> list[Rules]:

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from autopipe.core.schedule import Action, Op, Order, Shape, StageTimes
-from autopipe.ordering.compiled import compiled, numbers
+from autopipe.ordering.compiled import compiled, numbers, same
 from autopipe.ordering.listing import Listed, Memory, code_of
 
 _FAR = 12
@@ -127,11 +127,11 @@ def _state(found: Listed, seed: int, fast: bool) -> _State:
     return _State(
         rows=numbers(rows, fast=fast, whole=True),
         best=numbers(rows, fast=fast, whole=True),
-        ends=numbers([0.0] * size, fast=fast),
-        waits=numbers([0] * size, fast=fast, whole=True),
-        places=numbers([0] * size, fast=fast, whole=True),
+        ends=same(0.0, size, fast=fast),
+        waits=same(0, size, fast=fast, whole=True),
+        places=same(0, size, fast=fast, whole=True),
         ranks=numbers(ranks, fast=fast, whole=True),
-        critical=numbers([0] * size, fast=fast, whole=True),
+        critical=same(0, size, fast=fast, whole=True),
         random=numbers([seed % 2147483646 + 1], fast=fast, whole=True),
     )
 

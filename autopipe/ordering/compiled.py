@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import FunctionType
@@ -12,9 +13,9 @@ from typing import Any
 import numpy as np
 
 
-def has_numba() -> bool:
-    """Whether numba is installed: it is an extra, ``pip install autopipe[fast]``."""
-    return importlib.util.find_spec("numba") is not None
+def has_numba(*, loaded: bool = False) -> bool:
+    """Whether numba is installed (or ``loaded`` already): it is an extra, ``pip install autopipe[fast]``."""
+    return "numba" in sys.modules if loaded else importlib.util.find_spec("numba") is not None
 
 
 @cache
@@ -28,6 +29,13 @@ def compiled(function: FunctionType, *helpers: FunctionType) -> Callable[..., An
         names[part.__name__] = made
     compiled_function: Callable[..., Any] = made
     return compiled_function
+
+
+def same(value: float, count: int, *, fast: bool, whole: bool = False) -> Any:
+    """One value, many times, as ``numbers`` gives it."""
+    if fast:
+        return np.full(count, value, dtype=np.int64 if whole else np.float64)
+    return [int(value) if whole else value] * count
 
 
 def numbers(values: Sequence[float], *, fast: bool, whole: bool = False) -> Any:

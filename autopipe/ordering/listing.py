@@ -21,7 +21,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from autopipe.core.schedule import Action, Op, Order, Shape, StageTimes
-from autopipe.ordering.compiled import compiled, numbers
+from autopipe.ordering.compiled import compiled, numbers, same
 
 _NEVER = 1e300
 
@@ -214,12 +214,12 @@ def _given(
 
 def _state(shape: Shape, fast: bool) -> _State:
     def zeros(count: int, *, whole: bool = True) -> Any:
-        return numbers([0] * count if whole else [0.0] * count, fast=fast, whole=whole)
+        return same(0, count, fast=fast, whole=whole) if whole else same(0.0, count, fast=fast)
 
     size = shape.stages * shape.micro_batches
-    never = numbers([_NEVER] * size, fast=fast)
+    never = same(_NEVER, size, fast=fast)
     arrives_f = never.copy()
-    arrives_f[: shape.micro_batches] = numbers([0.0] * shape.micro_batches, fast=fast)
+    arrives_f[: shape.micro_batches] = same(0.0, shape.micro_batches, fast=fast)
     return _State(
         arrives_f=arrives_f,
         arrives_b=never,

@@ -13,7 +13,7 @@ from autopipe.ordering.listing import Listed, Memory, Rules, listed
 
 FILLS = (0.0, 0.5, 1.0)
 _MANY = 100_000
-"""From so many actions on the loops are compiled where numba is installed."""
+"""From so many actions on the loops are compiled where numba is installed, below only where it is loaded already."""
 
 FIRST = -1e12
 """A key that is more urgent than any other."""
@@ -74,7 +74,8 @@ def room(shape: Shape, times: Sequence[StageTimes], share: float) -> tuple[float
 
 def best(shape: Shape, times: Sequence[StageTimes], memory: Memory, rules: Sequence[Rules]) -> Listed | None:
     """Of the rules' orders the one with the least makespan plus longest stage time; None where none fits."""
-    fast = len(rules) * shape.stages * shape.micro_batches > _MANY and has_numba()
+    many = len(rules) * shape.stages * shape.micro_batches > _MANY
+    fast = has_numba(loaded=not many)
     made = (listed(shape, times, memory, each, fast=fast) for each in rules)
     return min((one for one in made if one), key=lambda one: one.makespan_s + one.stage_time_s, default=None)
 
