@@ -170,6 +170,37 @@ def show(
 
 
 @app.command()
+def schedule(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A schedule's name, or a table as a .csv file.")],
+    ranks: Annotated[int, typer.Option(min=1, help="How many ranks.")],
+    micro_batches: Annotated[int, typer.Option("--micro-batches", min=1, help="How many micro-batches.")],
+    stages: Annotated[int | None, typer.Option(min=1, help="How many stages on all ranks together.")] = None,
+    forward: Annotated[str | None, typer.Option(metavar="10ms", help="F of a stage and micro-batch.")] = None,
+    input_grad: Annotated[str | None, typer.Option(metavar="10ms", help="I of a stage and micro-batch.")] = None,
+    weight_grad: Annotated[str | None, typer.Option(metavar="7ms", help="W of a stage and micro-batch.")] = None,
+    transfer: Annotated[str | None, typer.Option(metavar="0.5ms", help="From rank to rank; default none.")] = None,
+    costs: Annotated[Path | None, typer.Option(metavar="FILE", help="Seconds stage by stage instead.")] = None,
+    memory_cap: Annotated[
+        float | None, typer.Option("--memory-cap", min=0, metavar="8", help="Micro-batches' activations of a rank.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Explore one schedule: makespan, idle, activations in flight, bound, and the picture."""
+    from autopipe.exploring import explore, stage_seconds
+
+    times = (forward, input_grad, weight_grad, transfer)
+    seconds = stage_seconds(name, ranks, stages, times, costs)
+    explored = explore(name, seconds, ranks=ranks, micro_batches=micro_batches, memory_cap=memory_cap)
+    if as_json:
+        print(explored.to_json(), end="")
+    else:
+        from autopipe.report.explored import explored_text
+        from autopipe.report.terminal import show
+
+        show(explored_text(explored))
+
+
+@app.command()
 def export(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="plan.json.")],
     to: Annotated[str, typer.Option(metavar="TRAINER", help="torch, torchtitan, megatron, automodel, deepspeed, …")],

@@ -1,8 +1,9 @@
 """What a schedule does with these stages over these links: when every action runs, and what every rank holds.
 
 An action starts when its rank is free and its value has arrived, and takes its stage's seconds and the overhead. A
-transfer starts when its value is made, takes its link's time for its bytes, and disturbs nothing else. So an action
-waits for at most two others, and the end of each is a longest path. Where torch asks for a value only right before it
+transfer starts when its value is made, takes its link's time for its bytes, and disturbs nothing else; over a wire that
+links share it waits for those before it (autopipe/wires.py). So an action waits for at most two others, and the end of
+each is a longest path. Where torch asks for a value only right before it
 is needed, and its sender is then computing, the receiver waits for Link.late_s more. ``Graph`` holds an order in
 levels of actions that do not wait for each other; ``Graph.ends`` walks the levels, for one set of costs or thousands
 at once.
@@ -25,6 +26,7 @@ from autopipe.core.schedule import Action, Op, Schedule
 from autopipe.core.stage import StageCost
 from autopipe.core.timeline import Memory, Span, Timeline
 from autopipe.core.validation import sequence, values
+from autopipe.wires import Flow, Wires, queued_ends, wires_of
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -42,18 +44,20 @@ class Costs(NamedTuple):
     ``actions_s`` has shape (4 · stages, n): F, B, I and W of stage 0, then of stage 1, …, overhead included.
     ``transfers_s`` has shape (2 · stages, n): row s is the activation that stage s receives, row stages + s the
     gradient that it receives. ``optimizer_s`` has shape (stages, n). ``late_s`` has shape (2 · stages), the same for
-    all candidates: what an action waits that asks late, by the row of its transfer.
+    all candidates: what an action waits that asks late, by the row of its transfer. ``wires`` says which
+    transfers share one, None where none do.
     """
 
     actions_s: Floats
     transfers_s: Floats
     optimizer_s: Floats
     late_s: Floats
+    wires: Wires | None = None
 
     def columns(self, part: slice) -> Costs:
         """Some of the candidates."""
         actions, transfers, optimizer = (np.ascontiguousarray(field[:, part]) for field in self[:3])
-        return Costs(actions, transfers, optimizer, self.late_s)
+        return Costs(actions, transfers, optimizer, self.late_s, self.wires)
 
 
 class _Level(NamedTuple):
@@ -144,6 +148,9 @@ class Graph:
         return waits
 
     def _walk(self, costs: Costs, ends: Floats, waits: Floats | None = None) -> None:
+        if costs.wires is not None:
+            self._queue(costs, costs.wires, ends, waits)
+            return
         widest = max(len(level.cost) for level in self.levels)
         arrives, other = np.empty((2, widest, ends.shape[1]))
         for rows, before, source, transfer, cost in self.levels:
@@ -157,6 +164,16 @@ class Graph:
             np.maximum(arrival, scratch, out=arrival)
             costs.actions_s.take(cost, axis=0, out=scratch, mode="clip")
             np.add(arrival, scratch, out=out)
+
+    def _queue(self, costs: Costs, wires: Wires, ends: Floats, waits: Floats | None) -> None:
+        """Run the actions in the order of time, one candidate after the other."""
+        columns = zip(*(level[1:] for level in self.levels), strict=True)
+        before, source, transfer, cost = ([0, *np.concatenate(column).tolist()] for column in columns)
+        flow = Flow(before, source, transfer, cost)
+        late = np.zeros_like(ends) if waits is None else waits
+        for n in range(ends.shape[1]):
+            actions_s, transfers_s = costs.actions_s[:, n].tolist(), costs.transfers_s[:, n].tolist()
+            ends[:, n] = queued_ends(flow, actions_s, transfers_s, wires, late[:, n].tolist())
 
     def steps(self, costs: Costs) -> Floats:
         """The seconds of a step for each of the n candidates, optimizer included."""
@@ -174,7 +191,7 @@ class Graph:
     def _finish(self, ends: Floats, optimizer_s: Floats) -> Floats:
         """When each rank has done its optimizer step, shape (ranks, n)."""
         finish: Floats = ends[[rows[-1] for rows in self.rows]]
-        for stage, rank in enumerate(self.schedule.placement):
+        for stage, rank in enumerate(self.schedule.placement if self.schedule.trains else ()):
             finish[rank] += optimizer_s[stage]
         return finish
 
@@ -192,7 +209,8 @@ def costs_of(stages: Sequence[StageCost], hops: Sequence[Link | None], overhead_
         hop.transfer_s(stage.receive_grad_bytes) if hop else 0.0 for hop, stage in zip(hops, stages, strict=False)
     ]
     optimizer = [stage.optimizer_s for stage in stages]
-    return Costs(_column(actions), _column([0.0, *activations, *gradients, 0.0]), _column(optimizer), late_of(hops))
+    transfers = _column([0.0, *activations, *gradients, 0.0])
+    return Costs(_column(actions), transfers, _column(optimizer), late_of(hops), wires_of(hops))
 
 
 def _column(values: Sequence[float]) -> Floats:
@@ -206,7 +224,12 @@ def late_of(hops: Sequence[Link | None]) -> Floats:
 
 
 def simulate(
-    schedule: Schedule, stages: Sequence[StageCost], hops: Sequence[Link | None], *, overhead_s: float = 0.0
+    schedule: Schedule,
+    stages: Sequence[StageCost],
+    hops: Sequence[Link | None],
+    *,
+    overhead_s: float = 0.0,
+    memory: str = "profile",
 ) -> Timeline:
     """The Timeline of one step.
 
@@ -214,16 +237,18 @@ def simulate(
     of the table takes ``overhead_s`` beyond its stage's seconds. At the end each rank runs the optimizer of its
     stages, ``Action(stage, Op.O, 0)``. A rank holds its stages' static bytes and what is received and sent for all
     micro-batches throughout; for each micro-batch from the end of F what F keeps, from the end of I what I leaves,
-    and nothing from the end of B or W; and its stage's workspace while an action runs.
+    and nothing from the end of B or W; and its stage's workspace while an action runs. ``memory`` names a model of what
+    I leaves, see StageCost.under. A table without backwards is for evaluation: nothing is kept, no optimizer runs.
     Raises ScheduleError where actions wait for each other.
     """
     graph = Graph.of(schedule)
     costs = costs_of(stages, hops, overhead_s)
     ends = graph.ends(costs)
     rows = [_spans(graph, rank, costs, ends) for rank in range(schedule.ranks)]
+    held = [stage.under(memory) for stage in stages]
     spans = sorted((span for row in rows for span in row), key=lambda span: (span.start_s, span.rank, span.end_s))
-    memory = tuple(_memory(schedule, rank, stages, row) for rank, row in enumerate(rows))
-    return Timeline(schedule.ranks, tuple(spans), memory, max(span.end_s for span in spans))
+    curves = tuple(_memory(schedule, rank, held, row) for rank, row in enumerate(rows))
+    return Timeline(schedule.ranks, tuple(spans), curves, max(span.end_s for span in spans))
 
 
 def simulate_plan(plan: Plan) -> Timeline:
@@ -240,7 +265,7 @@ def _spans(graph: Graph, rank: int, costs: Costs, ends: Floats) -> list[Span]:
         start, now = now, float(ends[row, 0])
         spans.append(Span(rank, action, max(start, now - seconds), now))
     for stage, where in enumerate(graph.schedule.placement):
-        if where == rank:
+        if where == rank and graph.schedule.trains:
             start, now = now, now + float(costs.optimizer_s[stage, 0])
             spans.append(Span(rank, Action(stage, Op.O, 0), start, now))
     return spans
@@ -278,7 +303,7 @@ def loads(schedule: Schedule, rank: int) -> Iterator[Load]:
     for stage, op, _ in schedule.order[rank]:
         place = own.index(stage)
         yield Load(place, tuple(forwards), tuple(input_grads))
-        forwards[place] += 1 if op is Op.F else -(op is not Op.W)
+        forwards[place] += schedule.trains if op is Op.F else -(op is not Op.W)
         input_grads[place] += (op is Op.I) - (op is Op.W)
     yield Load(None, tuple(forwards), tuple(input_grads))
 
@@ -303,8 +328,8 @@ def _memory(schedule: Schedule, rank: int, stages: Sequence[StageCost], spans: S
     base = sum(stage.static_bytes + stage.buffers_bytes(schedule.micro_batches) for stage in own)
     row = [*loads(schedule, rank)]
     points = [Memory(0.0, base)]
-    for load, then, span, following in zip(row, row[1:], spans, spans[1:], strict=False):
+    for load, then, span, following in zip(row, row[1:], spans, [*spans[1:], None], strict=False):
         points.append(Memory(span.start_s, base + load.bytes(own)))
-        if following.start_s > span.end_s or following.action.op is Op.O:
+        if following is None or following.start_s > span.end_s or following.action.op is Op.O:
             points.append(Memory(span.end_s, base + then._replace(running=None).bytes(own)))
     return tuple(points[points[0].time_s == points[1].time_s :])

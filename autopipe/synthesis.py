@@ -7,7 +7,10 @@ In this order, until one is within ``ENOUGH`` of the bound, or the tries are spe
 2. list scheduling with many rules, and evolution of the best of them (ordering/evolution.py);
 3. annealing of the best orders (ordering/annealing.py).
 
-So it is never slower than the best known schedule that fits.
+So it is never slower than the best known schedule that fits. At equal times, in the memory of p micro-batches:
+
+    rank 0   0F0 0F1         0I0 0W0 0F2 0I1 0W1     0I2 0W2
+    rank 1       1F0     1I0 1F1     1I1 1W0 1F2     1I2 1W1 1W2
 """
 
 from __future__ import annotations
@@ -18,13 +21,14 @@ from dataclasses import dataclass, field
 
 import autopipe.schedules  # noqa: F401  (registers the known ones)
 from autopipe.core.errors import UsageError
-from autopipe.core.schedule import Kind, Order, Shape, StageTimes, kinds, place, schedule
+from autopipe.core.schedule import Action, Kind, Op, Order, Shape, StageMemory, StageTimes, kinds, place, schedule
 from autopipe.ordering.annealing import annealed, evaluated, merged
 from autopipe.ordering.bounds import makespan_bound_s
+from autopipe.ordering.compiled import has_numba
 from autopipe.ordering.evolution import evolved
-from autopipe.ordering.listing import Listed, Memory, Rules, listed
+from autopipe.ordering.listing import Listed, Rules, listed
 from autopipe.ordering.passes import block_variants
-from autopipe.ordering.presets import backward_first, in_turn, room
+from autopipe.ordering.presets import MANY, backward_first, in_turn, room
 from autopipe.schedules import v_half, v_min, zb_v
 
 ENOUGH = 1e-3
@@ -69,7 +73,7 @@ class Synthesis:
 def synthesize(
     shape: Shape,
     times: Sequence[StageTimes],
-    memory: Memory,
+    memory: StageMemory,
     *,
     tries: int = TRIES,
     budget_s: float | None = None,
@@ -91,11 +95,12 @@ def synthesize(
     return Synthesis(shape, found.order, found.makespan_s, search.bound_s, search.origin)
 
 
-@schedule(NAME, placement="v", stages_per_rank=())
+@schedule(NAME, placement="v", stages_per_rank=(), looks_at_times=True)
 def synthesized(shape: Shape, times: Sequence[StageTimes]) -> Order:
-    """The best order in the memory of ``shape.cap`` micro-batches, by default of p."""
-    cap = shape.ranks if shape.cap is None else shape.cap
-    return synthesize(shape, times, Memory.of(shape, cap)).order
+    """The best order in the shape's memory, by default that of p micro-batches."""
+    memory = shape.memory or StageMemory.of(shape, shape.ranks)
+    many = 3 * shape.stages * shape.micro_batches * TRIES > MANY
+    return synthesize(shape, times, memory, tries=TRIES, fast=has_numba(loaded=not many)).order
 
 
 @dataclass
@@ -104,7 +109,7 @@ class _Search:
 
     shape: Shape
     times: Sequence[StageTimes]
-    memory: Memory
+    memory: StageMemory
     tries: int
     budget_s: float | None
     seed: int
@@ -140,7 +145,9 @@ class _Search:
             self.best, self.origin = found, origin
 
     def _known(self) -> None:
-        """The schedules by name whose placement this is; all of them, whatever the tries."""
+        """One micro-batch after the other; then the schedules by name whose placement this is, whatever the tries."""
+        alone = evaluated(self.shape, one_by_one(self.shape), self.times, self.memory, fast=self.fast)
+        self._offer(alone, "one micro-batch at a time")
         for kind in kinds():
             order = known_order(kind, self.shape, self.times)
             if order is not None:
@@ -193,6 +200,16 @@ class _Search:
             origin = self.origin.removesuffix(_ANNEALED) + _ANNEALED
             found = annealed(self.best, self.times, self.memory, tries=part, seed=self.seed + turn, fast=self.fast)
             self._offer(found, origin)
+
+
+def one_by_one(shape: Shape) -> Order:
+    """Each micro-batch forward and back before the next one: what fits if anything does."""
+
+    def row(own: Sequence[int]) -> tuple[Action, ...]:
+        ways = [*((s, Op.F) for s in own), *((s, Op.B) for s in reversed(own))]
+        return tuple(Action(s, op, b) for b in range(shape.micro_batches) for s, op in ways)
+
+    return tuple(row(shape.stages_of(rank)) for rank in range(shape.ranks))
 
 
 def known_order(kind: Kind, shape: Shape, times: Sequence[StageTimes]) -> Order | None:

@@ -20,10 +20,9 @@ from typing import NamedTuple
 from zero_bubble import ROWS, stages_of
 
 from autopipe.core.errors import UsageError
-from autopipe.core.schedule import Schedule, Shape, StageTimes, kinds, place
+from autopipe.core.schedule import Schedule, Shape, StageMemory, StageTimes, kinds, place
 from autopipe.core.validation import validate
 from autopipe.ordering.annealing import evaluated
-from autopipe.ordering.listing import Memory
 from autopipe.synthesis import known_order, synthesize
 
 PLACEMENTS = ((1, "loop"), (2, "v"), (2, "loop"), (4, "v"), (4, "loop"))
@@ -73,7 +72,7 @@ def chains(count: int) -> Iterator[Case]:
 
 def run(case: Case, part: float, budget_s: float) -> Result | None:
     """One case in memory of ``part`` · p; None where nothing fits."""
-    memory = Memory.of(case.shape, part * case.shape.ranks)
+    memory = StageMemory.of(case.shape, part * case.shape.ranks)
     begin = time.perf_counter()
     try:
         found = synthesize(case.shape, case.times, memory, tries=TRIES, budget_s=budget_s, fast=True)
@@ -89,7 +88,7 @@ def run(case: Case, part: float, budget_s: float) -> Result | None:
     return Result(found.gap, against, known[1] if known else "", found.origin, seconds)
 
 
-def _known(case: Case, memory: Memory) -> Iterator[tuple[float, str]]:
+def _known(case: Case, memory: StageMemory) -> Iterator[tuple[float, str]]:
     for kind in kinds():
         order = known_order(kind, case.shape, case.times)
         made = evaluated(case.shape, order, case.times, memory, fast=True) if order else None
@@ -128,7 +127,7 @@ def main() -> None:
     options = parser.parse_args()
     published, uneven = [*rows(options.most_ranks)], [*chains(options.chains)]
     warm = published[0]
-    synthesize(warm.shape, warm.times, Memory.of(warm.shape, warm.shape.ranks), tries=500, fast=True)
+    synthesize(warm.shape, warm.times, StageMemory.of(warm.shape, warm.shape.ranks), tries=500, fast=True)
     for part in map(float, options.memory.split(",")):
         for title, cases in (("rows", published), ("chains", uneven)):
             if cases:

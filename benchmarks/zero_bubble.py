@@ -46,11 +46,11 @@ ROWS = (
 )
 
 
-def stages_of(row: Row, stages_per_rank: int, how: str) -> tuple[Shape, list[StageTimes]]:
-    """The row with each rank's work in equal stages, activations held until W."""
+def stages_of(row: Row, stages_per_rank: int, how: str, *, weight_part: float = 1.0) -> tuple[Shape, list[StageTimes]]:
+    """The row with each rank's work in equal stages; ``weight_part`` of the activations is held from I to W."""
     placement = place(how, row.ranks, stages_per_rank)
     hops = tuple(0.0 if a == b else row.transfer / 1e6 for a, b in pairwise(placement))
     unit = 1e-6 / stages_per_rank
     backward = row.input_grad + row.weight_grad
     each = StageTimes(row.forward * unit, backward * unit, row.input_grad * unit, row.weight_grad * unit)
-    return Shape(row.ranks, row.micro_batches, placement, hops), [each] * len(placement)
+    return Shape(row.ranks, row.micro_batches, placement, hops, weight_part), [each] * len(placement)

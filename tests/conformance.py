@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-import autopipe.schedules  # noqa: F401
+import autopipe.synthesis  # noqa: F401
 from autopipe.core.cluster import Link
 from autopipe.core.schedule import Kind, Op, Schedule, Shape, StageTimes
 from autopipe.core.stage import StageCost

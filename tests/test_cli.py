@@ -53,11 +53,13 @@ PLAN = ("plan", "gpt2.profile.json", "--cluster", "cluster.json", "--global-batc
 def test_help_names_every_verb(run):
     code, out, _ = run("--help")
     assert code == 0
-    assert re.findall(r"^  (\w+)  ", out, re.MULTILINE) == ["profile", "plan", "check", "show", "export", "cluster"]
+    assert re.findall(r"^  (\w+)  ", out, re.MULTILINE) == [
+        "profile", "plan", "check", "show", "schedule", "export", "cluster",
+    ]  # fmt: skip
     assert "--debug" in out
 
 
-@pytest.mark.parametrize("verb", ["profile", "plan", "check", "show", "export", "cluster"])
+@pytest.mark.parametrize("verb", ["profile", "plan", "check", "show", "schedule", "export", "cluster"])
 def test_every_verb_has_help(run, verb):
     code, out, _ = run(verb, "--help")
     assert code == 0
@@ -303,3 +305,39 @@ def test_what_needs_no_model_needs_no_torch(made, arguments):
 
 def test_help_loads_neither_numpy_nor_tables():
     assert not {"numpy", "rich.table", "cattrs"} & imported("--help")
+
+
+UNIT = ("--forward", "1s", "--input-grad", "1s", "--weight-grad", "1s")
+
+
+def test_schedule_explores_without_torch_and_prints_json(run):
+    code, out, err = run("schedule", "zb-h1", "--ranks", 4, "--micro-batches", 8, *UNIT, "--json")
+    assert (code, err) == (0, "")
+    content = json.loads(out)
+    assert (content["schedule"], content["makespan_s"], max(content["peak_in_flight"])) == ("ZB-H1", 27, 4)
+    assert {"stage_time_s", "idle", "stage_idle", "lower_bound_s", "order"} < set(content)
+
+
+def test_schedule_prints_figures_and_lanes(run):
+    code, out, _ = run("schedule", "1F1B", "--ranks", 2, "--micro-batches", 2, *UNIT, "--transfer", "500ms")
+    assert code == 0
+    assert "1F1B · 2 ranks · 2 stages · 2 micro-batches" in out
+    assert re.search(r"^rank 1 ·+F+", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["1F1B", "--ranks", 4, "--micro-batches", 8, *UNIT, "--memory-cap", 3], 1, "the cap is 3"),
+        (["1F1B", "--ranks", 4, "--micro-batches", 8, "--forward", "1s"], 2, "seconds are missing"),
+        (["1F1B", "--ranks", 4, "--micro-batches", 8, *UNIT[:-1], "7"], 2, "'7' is not a duration"),
+        (["ZB-V", "--ranks", 4, "--stages", 9, "--micro-batches", 8, *UNIT], 2, "9 stages cannot be shared"),
+        (["none.csv", "--ranks", 4, "--micro-batches", 8, *UNIT], 2, "none.csv cannot be read"),
+        (["1F1B", "--ranks", 4, "--micro-batches", 8, "--costs", "none.json"], 2, "none.json does not exist"),
+    ],
+)
+def test_schedule_tells_what_cannot_be_meant(run, arguments, code, message):
+    found, out, err = run("schedule", *arguments)
+    assert (found, out) == (code, "")
+    assert message in err
+    assert err.count("\n") == 1

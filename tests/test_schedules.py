@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autopipe.schedules
+import autopipe.synthesis
 from autopipe.core.errors import UsageError
 from autopipe.core.schedule import Action, Op, Order, kind, kinds
 from autopipe.schedules import (
@@ -32,7 +33,7 @@ from autopipe.schedules import (
 MODULES = {
     "1F1B": one_f_one_b, "DualPipeV": dualpipe_v, "GPipe": gpipe, "Interleaved1F1B": interleaved,
     "InterleavedZeroBubble": interleaved_zero_bubble, "LoopedBFS": looped_bfs, "V-Half": v_half, "V-Min": v_min,
-    "ZB-1p": zb_1p, "ZB-2p": zb_2p, "ZB-H1": zb_h1, "ZB-H2": zb_h2, "ZB-V": zb_v,
+    "ZB-1p": zb_1p, "ZB-2p": zb_2p, "ZB-H1": zb_h1, "ZB-H2": zb_h2, "ZB-V": zb_v, "Synthesized": autopipe.synthesis,
 }  # fmt: skip
 
 

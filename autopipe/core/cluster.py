@@ -37,14 +37,18 @@ class Link:
     """One way between two ranks: ``latency_s + bytes / bytes_per_s`` a message.
 
     ``late_s`` is what a receiver waits that asks for a message only after it was sent, while the sender computes:
-    until the sender is interrupted to hand it over.
+    until the sender is interrupted to hand it over. ``wires`` names what a message there, and one back, has to itself
+    for its bytes / ``bytes_per_s``: links that name the same one wait for each other. Empty where none is shared.
     """
 
     latency_s: float
     bytes_per_s: float
     late_s: float = 0.0
+    wires: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if len(self.wires) not in (0, 2):
+            raise UsageError(f"a link names two wires, there and back, or none, not {len(self.wires)}")
         if self.latency_s < 0 or self.late_s < 0 or self.bytes_per_s <= 0:
             raise UsageError("a link needs latency_s >= 0, late_s >= 0 and bytes_per_s > 0")
 
@@ -55,11 +59,15 @@ class Link:
 
 @dataclass(frozen=True)
 class Tier:
-    """A level of the network: groups of ``ranks`` neighbours that ``link`` joins."""
+    """A level of the network: groups of ``ranks`` neighbours that ``link`` joins.
+
+    ``shared``: each group of the level below has one way out, which its ranks share, instead of one a rank.
+    """
 
     name: str
     ranks: int
     link: Link
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,14 @@ class Cluster:
         for pair in self.pairs:
             if {pair.first, pair.second} == {first, second}:
                 return pair.link
-        return next(tier.link for tier in self.tiers if first // tier.ranks == second // tier.ranks)
+        inner = 1
+        for tier in self.tiers:
+            if first // tier.ranks == second // tier.ranks:
+                return _over(tier, first // inner, second // inner)
+            inner = tier.ranks
+        raise UsageError(
+            f"cluster {self.name!r} has no link from rank {first} to {second}: there are {len(self)} ranks"
+        )
 
     def take(self, count: int) -> Cluster:
         """The first ``count`` devices. Raises UsageError when there are fewer."""
@@ -120,3 +135,10 @@ class Cluster:
             if left > 0:
                 kept.append(replace(device, count=min(left, device.count)))
         return replace(self, devices=tuple(kept))
+
+
+def _over(tier: Tier, first: int, second: int) -> Link:
+    """The tier's link between two groups of the level below, with the groups' ways out where they are shared."""
+    if not tier.shared:
+        return tier.link
+    return replace(tier.link, wires=(f"{tier.name} {first}", f"{tier.name} {second}"))

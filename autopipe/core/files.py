@@ -1,4 +1,4 @@
-"""Profiles, clusters, plans, timelines and check results as versioned JSON files.
+"""Profiles, clusters, plans, timelines, check results and stages' seconds as versioned JSON files.
 
     {"format": "autopipe.plan", "version": 1, …the fields of the dataclass…}
 
@@ -27,6 +27,7 @@ from autopipe.core.plan import Plan
 from autopipe.core.profile import Profile
 from autopipe.core.result import CheckResult
 from autopipe.core.schedule import Action
+from autopipe.core.stage_seconds import StageSeconds
 from autopipe.core.timeline import Memory, Span, Timeline
 
 VERSION = 1
@@ -36,11 +37,12 @@ _FORMATS: dict[type, str] = {
     Cluster: "autopipe.cluster",
     Timeline: "autopipe.timeline",
     CheckResult: "autopipe.check",
+    StageSeconds: "autopipe.costs",
 }
-T = TypeVar("T", Plan, Profile, Cluster, Timeline, CheckResult)
+T = TypeVar("T", Plan, Profile, Cluster, Timeline, CheckResult, StageSeconds)
 
 
-def write(value: Plan | Profile | Cluster | Timeline | CheckResult, path: str | Path) -> None:
+def write(value: Plan | Profile | Cluster | Timeline | CheckResult | StageSeconds, path: str | Path) -> None:
     """Write the file, whole or not at all. Raises FileError where it cannot be written."""
     write_text(to_json(value), path)
 
@@ -83,7 +85,7 @@ def write_text(text: str, path: str | Path) -> None:
         raise FileError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def to_json(value: Plan | Profile | Cluster | Timeline | CheckResult) -> str:
+def to_json(value: Plan | Profile | Cluster | Timeline | CheckResult | StageSeconds) -> str:
     """The file's text."""
     head = {"format": _FORMATS[type(value)], "version": VERSION}
     return json.dumps(head | plain(value), indent=1, allow_nan=False, ensure_ascii=False) + "\n"

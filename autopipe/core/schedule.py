@@ -62,8 +62,8 @@ class Shape:
     """What a schedule is asked for: ranks, micro-batches, and which rank holds each stage.
 
     ``hops_s[s]`` are the seconds that a value takes from stage s to s + 1, or back; () where it takes none.
-    ``weight_part`` is the part of a micro-batch's activations that is held on between I and W. ``cap`` is how many
-    micro-batches' activations of a rank its memory takes, for schedules that look at it.
+    ``weight_part`` is the part of a micro-batch's activations that is held on between I and W. ``memory`` is for
+    schedules that look at it.
     """
 
     ranks: int
@@ -71,7 +71,7 @@ class Shape:
     placement: tuple[int, ...]
     hops_s: tuple[float, ...] = ()
     weight_part: float = 1.0
-    cap: float | None = None
+    memory: StageMemory | None = None
 
     @property
     def stages(self) -> int:
@@ -81,6 +81,24 @@ class Shape:
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a rank holds, ascending."""
         return tuple(stage for stage, where in enumerate(self.placement) if where == rank)
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """What each stage holds of a micro-batch after F and after I (until W), and what each rank may hold of them.
+
+    The unit is free: bytes, or one micro-batch's activations of a rank.
+    """
+
+    after_forward: tuple[float, ...]
+    after_input_grad: tuple[float, ...]
+    caps: tuple[float, ...]
+
+    @classmethod
+    def of(cls, shape: Shape, cap: float) -> StageMemory:
+        """One micro-batch's activations of a rank are 1, equal in all its stages."""
+        parts = tuple(1 / len(shape.stages_of(rank)) for rank in shape.placement)
+        return cls(parts, tuple(part * shape.weight_part for part in parts), (cap,) * shape.ranks)
 
 
 @dataclass(frozen=True)
@@ -111,6 +129,11 @@ class Schedule:
         """The table without its backwards, for evaluation: each rank's forwards in the same order."""
         order = tuple(tuple(action for action in row if action.op is Op.F) for row in self.order)
         return replace(self, order=order)
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether there are backwards: a table without them is for evaluation."""
+        return any(action.op is not Op.F for row in self.order for action in row)
 
     @property
     def splits_backward(self) -> bool:
@@ -148,7 +171,8 @@ class Kind:
 
     ``placement`` is ``loop`` (stage s on rank s mod p) or ``v`` (rank r holds r and 2p−1−r, and so on with more
     stages: each pass over the ranks turns back where it ends). ``stages_per_rank`` lists the only numbers it takes, ()
-    meaning any. ``refuses`` says why a shape is impossible, or nothing.
+    meaning any. ``refuses`` says why a shape is impossible, or nothing. ``looks_at_times``: the order depends on the
+    stages' seconds, on hops or on memory, not on the shape alone.
     """
 
     name: str
@@ -157,6 +181,7 @@ class Kind:
     stages_per_rank: tuple[int, ...]
     refuses: Callable[[Shape], str | None]
     aliases: tuple[str, ...] = ()
+    looks_at_times: bool = False
 
     def takes(self, stages_per_rank: int) -> bool:
         """Whether it can run with so many stages on a rank."""
@@ -178,14 +203,20 @@ class Kind:
         times: Sequence[StageTimes] = (),
         hops_s: Sequence[float] = (),
         weight_part: float = 1.0,
-        cap: float | None = None,
+        memory: StageMemory | None = None,
     ) -> Schedule:
         """The table for a shape; see Shape. Raises UsageError when the shape is impossible, with the reason."""
         placement = self.place(ranks, stages_per_rank)
-        shape = Shape(ranks, micro_batches, placement, tuple(hops_s), weight_part, cap)
+        shape = Shape(ranks, micro_batches, placement, tuple(hops_s), weight_part, memory)
+        return self.table(shape, times)
+
+    def table(self, shape: Shape, times: Sequence[StageTimes] = ()) -> Schedule:
+        """As ``schedule``, for a shape whose placement is this schedule's."""
         reason = self.refuses(shape)
         if reason:
-            raise UsageError(f"{self.name} cannot run {micro_batches} micro-batches on {ranks} ranks: {reason}")
+            raise UsageError(
+                f"{self.name} cannot run {shape.micro_batches} micro-batches on {shape.ranks} ranks: {reason}"
+            )
         uniform = [StageTimes(1.0, 2.0, 1.0, 1.0)] * shape.stages
         return Schedule(self.name, shape.placement, self.make(shape, times or uniform))
 
@@ -201,11 +232,12 @@ def schedule(
     stages_per_rank: Iterable[int] = (1,),
     refuses: Callable[[Shape], str | None] = lambda shape: None,
     aliases: Iterable[str] = (),
+    looks_at_times: bool = False,
 ) -> Callable[[Maker], Maker]:
     """Register a function as the schedule ``name``; see Kind for the arguments."""
 
     def register(make: Maker) -> Maker:
-        kind = Kind(name, make, placement, tuple(stages_per_rank), refuses, tuple(aliases))
+        kind = Kind(name, make, placement, tuple(stages_per_rank), refuses, tuple(aliases), looks_at_times)
         _KINDS[name] = kind
         _ALIASES.update({spelling.lower(): name for spelling in (name, *kind.aliases)})
         return make

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from autopipe.core.errors import UsageError
 from autopipe.core.profile import OPTIMIZER_STATE, Edge, LayerCost, Profile, Tie
 from autopipe.core.schedule import StageTimes
+
+AFTER_INPUT_GRAD: dict[str, float | None] = {"profile": None, "torch": 1.5, "papers": 0.5}
+"""Models of memory, by the part of what F keeps that is held between I and W; None is what was measured."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,20 @@ class StageCost:
     def times(self) -> StageTimes:
         """The part that a schedule looks at."""
         return StageTimes(self.forward_s, self.backward_s, self.input_grad_s, self.weight_grad_s)
+
+    def under(self, memory: str) -> StageCost:
+        """The cost in a model of memory, by what a micro-batch holds between I and W.
+
+        ``profile``: as it was measured with deferred weight gradients. ``torch``: half as much again as after F, as
+        stock torch's own split does. ``papers``: half of it, the most that the zero-bubble papers count on.
+        Raises UsageError for another name.
+        """
+        if memory not in AFTER_INPUT_GRAD:
+            raise UsageError(f"memory model {memory!r} is not known: use one of {', '.join(AFTER_INPUT_GRAD)}")
+        part = AFTER_INPUT_GRAD[memory]
+        if part is None:
+            return self
+        return replace(self, held_after_input_grad_bytes=round(part * self.held_after_forward_bytes))
 
     @property
     def static_bytes(self) -> int:

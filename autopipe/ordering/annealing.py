@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from autopipe.core.schedule import Action, Op, Order, Shape, StageTimes
+from autopipe.core.schedule import Action, Op, Order, Shape, StageMemory, StageTimes
 from autopipe.ordering.compiled import compiled, numbers, same
-from autopipe.ordering.listing import Listed, Memory, code_of
+from autopipe.ordering.listing import Listed, code_of
 
 _FAR = 12
 """An action moves so many places at most."""
@@ -49,7 +49,7 @@ class _State(NamedTuple):
 
 
 def annealed(
-    found: Listed, times: Sequence[StageTimes], memory: Memory, *, tries: int, seed: int = 0, fast: bool = False
+    found: Listed, times: Sequence[StageTimes], memory: StageMemory, *, tries: int, seed: int = 0, fast: bool = False
 ) -> Listed:
     """The best order that ``tries`` moves reach from one that fits; never a worse one."""
     given, state = _given(found, times, memory, fast), _state(found, seed, fast)
@@ -61,7 +61,7 @@ def annealed(
 
 
 def evaluated(
-    shape: Shape, order: Order, times: Sequence[StageTimes], memory: Memory, *, fast: bool = False
+    shape: Shape, order: Order, times: Sequence[StageTimes], memory: StageMemory, *, fast: bool = False
 ) -> Listed | None:
     """An order as list scheduling would return it; None where it does not fit in memory."""
     found = Listed(shape, tuple([code_of(action, shape.micro_batches) for action in row] for row in order), 0.0, 0.0)
@@ -72,7 +72,7 @@ def evaluated(
     return _measured(found, given, state, fast)
 
 
-def merged(found: Listed, times: Sequence[StageTimes], memory: Memory) -> Listed:
+def merged(found: Listed, times: Sequence[StageTimes], memory: StageMemory) -> Listed:
     """The order with I and W in one B where W comes right behind I and B is shorter; the same one if that is longer."""
     rows = []
     for row in found.order:
@@ -102,7 +102,7 @@ def _span_s(given: _Given, state: _State, row: Sequence[int]) -> float:
     return float(state.ends[row[-1]] - state.ends[row[0]] + given.seconds[row[0] // given.batches])
 
 
-def _given(found: Listed, times: Sequence[StageTimes], memory: Memory, fast: bool) -> _Given:
+def _given(found: Listed, times: Sequence[StageTimes], memory: StageMemory, fast: bool) -> _Given:
     shape = found.shape
     seconds, adds = [], []
     for s, t in enumerate(times):

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from autopipe.core.schedule import Shape, StageTimes
-from autopipe.ordering.listing import Memory
+from autopipe.core.schedule import Shape, StageMemory, StageTimes
 
 
 class _Way(NamedTuple):
@@ -24,7 +23,7 @@ class _Way(NamedTuple):
     tails: list[float]
 
 
-def makespan_bound_s(shape: Shape, times: Sequence[StageTimes], memory: Memory | None = None) -> float:
+def makespan_bound_s(shape: Shape, times: Sequence[StageTimes], memory: StageMemory | None = None) -> float:
     """Seconds that no order of these actions can beat, each backward whole or split as it likes."""
     way = _way(shape, times)
     ranks = (_rank_bound_s(shape, times, memory, way, rank) for rank in range(shape.ranks))
@@ -54,7 +53,7 @@ def _way(shape: Shape, times: Sequence[StageTimes]) -> _Way:
     return _Way(heads[:-1], backs, tails)
 
 
-def _rank_bound_s(shape: Shape, times: Sequence[StageTimes], memory: Memory | None, way: _Way, rank: int) -> float:
+def _rank_bound_s(shape: Shape, times: Sequence[StageTimes], memory: StageMemory | None, way: _Way, rank: int) -> float:
     own, batches = shape.stages_of(rank), shape.micro_batches
     forward = batches * sum(times[s].forward_s for s in own)
     through = batches * sum(_back(times[s]) for s in own)
@@ -67,14 +66,14 @@ def _rank_bound_s(shape: Shape, times: Sequence[StageTimes], memory: Memory | No
     return max(bounds)
 
 
-def _early(times: Sequence[StageTimes], memory: Memory, own: Sequence[int], rank: int, forward: float) -> float:
+def _early(times: Sequence[StageTimes], memory: StageMemory, own: Sequence[int], rank: int, forward: float) -> float:
     """The most forward seconds that fit in the rank's memory before any gradient is there."""
     if any(memory.after_forward[s] <= 0 for s in own):
         return forward
     return min(forward, memory.caps[rank] * max(times[s].forward_s / memory.after_forward[s] for s in own))
 
 
-def _held(times: Sequence[StageTimes], memory: Memory, way: _Way, own: Sequence[int]) -> float:
+def _held(times: Sequence[StageTimes], memory: StageMemory, way: _Way, own: Sequence[int]) -> float:
     """What one micro-batch holds in a rank's stages, times the seconds, at the least."""
     total = 0.0
     for s in own:

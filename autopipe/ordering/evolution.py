@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from autopipe.core.schedule import Shape, StageTimes
-from autopipe.ordering.listing import Listed, Memory, Rules, listed
+from autopipe.core.schedule import Shape, StageMemory, StageTimes
+from autopipe.ordering.listing import Listed, Rules, listed
 from autopipe.ordering.presets import FILLS, period_s, way_keys
 
 _KEPT = 6
@@ -82,7 +82,7 @@ def varied(gene: Gene, rng: random.Random) -> Gene:
 def evolved(
     shape: Shape,
     times: Sequence[StageTimes],
-    memory: Memory,
+    memory: StageMemory,
     *,
     tries: int,
     enough: Callable[[float], bool],

@@ -20,25 +20,10 @@ from itertools import accumulate
 from math import inf
 from typing import Any, NamedTuple
 
-from autopipe.core.schedule import Action, Op, Order, Shape, StageTimes
+from autopipe.core.schedule import Action, Op, Order, Shape, StageMemory, StageTimes
 from autopipe.ordering.compiled import compiled, numbers, same
 
 _NEVER = 1e300
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What each stage holds of a micro-batch after F and after I (until W), and what each rank may hold of them."""
-
-    after_forward: tuple[float, ...]
-    after_input_grad: tuple[float, ...]
-    caps: tuple[float, ...]
-
-    @classmethod
-    def of(cls, shape: Shape, cap: float) -> Memory:
-        """One micro-batch's activations of a rank are 1, equal in all its stages."""
-        parts = tuple(1 / len(shape.stages_of(rank)) for rank in shape.placement)
-        return cls(parts, tuple(part * shape.weight_part for part in parts), (cap,) * shape.ranks)
 
 
 @dataclass(frozen=True)
@@ -151,7 +136,7 @@ class _State(NamedTuple):
 
 
 def listed(
-    shape: Shape, times: Sequence[StageTimes], memory: Memory, rules: Rules, *, fast: bool = False
+    shape: Shape, times: Sequence[StageTimes], memory: StageMemory, rules: Rules, *, fast: bool = False
 ) -> Listed | None:
     """The order that the rules give, by machine code where ``fast``; None where memory keeps it from its end."""
     whole = rules.whole or (False,) * shape.stages
@@ -174,7 +159,7 @@ def listed(
 def _given(
     shape: Shape,
     times: Sequence[StageTimes],
-    memory: Memory,
+    memory: StageMemory,
     rules: Rules,
     whole: Sequence[bool],
     owns: Sequence[Sequence[int]],

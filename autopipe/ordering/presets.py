@@ -7,12 +7,12 @@ from dataclasses import replace
 from itertools import accumulate
 from math import floor, inf
 
-from autopipe.core.schedule import Shape, StageTimes
+from autopipe.core.schedule import Shape, StageMemory, StageTimes
 from autopipe.ordering.compiled import has_numba
-from autopipe.ordering.listing import Listed, Memory, Rules, listed
+from autopipe.ordering.listing import Listed, Rules, listed
 
 FILLS = (0.0, 0.5, 1.0)
-_MANY = 100_000
+MANY = 100_000
 """From so many actions on the loops are compiled where numba is installed, below only where it is loaded already."""
 
 FIRST = -1e12
@@ -72,9 +72,9 @@ def room(shape: Shape, times: Sequence[StageTimes], share: float) -> tuple[float
     return tuple(max(1.0, floor(span + share) if span < inf else span) for span in spans)
 
 
-def best(shape: Shape, times: Sequence[StageTimes], memory: Memory, rules: Sequence[Rules]) -> Listed | None:
+def best(shape: Shape, times: Sequence[StageTimes], memory: StageMemory, rules: Sequence[Rules]) -> Listed | None:
     """Of the rules' orders the one with the least makespan plus longest stage time; None where none fits."""
-    many = len(rules) * shape.stages * shape.micro_batches > _MANY
+    many = len(rules) * shape.stages * shape.micro_batches > MANY
     fast = has_numba(loaded=not many)
     made = (listed(shape, times, memory, each, fast=fast) for each in rules)
     return min((one for one in made if one), key=lambda one: one.makespan_s + one.stage_time_s, default=None)
@@ -89,7 +89,7 @@ def fit(
     """
     kept = shape if held is None else replace(shape, weight_part=held)
     while True:
-        found = best(shape, times, Memory.of(kept, cap), rules)
+        found = best(shape, times, StageMemory.of(kept, cap), rules)
         if found:
             return found
         cap += 0.5

@@ -21,6 +21,7 @@ from autopipe.planning.tables import Setting, Tables, tables
 from autopipe.simulate import OPS, Costs, Graph, late_of, peak_loads
 from autopipe.solvers.brute import splits
 from autopipe.solvers.chain_dp import Split, smallest_maximum, smallest_step
+from autopipe.wires import wires_of
 
 _FEW = 2000
 """Up to so many splits are all simulated."""
@@ -157,7 +158,9 @@ class Case:
             np.ascontiguousarray(c.reshape(-1, len(positions))) for c in (actions, transfers, optimizer)
         )
         late = late_of(self.setting.hops(self.schedule.placement))
-        return Costs(actions, transfers, optimizer, np.rint(late / self.ranges.tick_s))
+        wires = wires_of(self.setting.hops(self.schedule.placement))
+        ticks = wires.in_ticks(self.ranges.tick_s) if wires else None
+        return Costs(actions, transfers, optimizer, np.rint(late / self.ranges.tick_s), ticks)
 
     def least_memory(self) -> Split | None:
         """The split that exceeds its limits least, by its ``value`` in bytes; None when the pins leave none."""

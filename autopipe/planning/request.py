@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 
-import autopipe.schedules  # noqa: F401  registers the schedules
+import autopipe.synthesis  # noqa: F401  registers the schedules
 from autopipe.core.cluster import Cluster
 from autopipe.core.errors import UsageError
 from autopipe.core.profile import Profile

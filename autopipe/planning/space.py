@@ -12,8 +12,9 @@ import numpy as np
 from autopipe.core.schedule import Kind, Schedule, Shape
 from autopipe.core.schedule import kind as named
 from autopipe.planning.bounds import quick_bound_s
-from autopipe.planning.cases import Case, Found
+from autopipe.planning.cases import Case
 from autopipe.planning.ranges import Ranges
+from autopipe.planning.remaking import Choice, settled
 from autopipe.planning.tables import Setting
 
 SAME = 1e-9
@@ -41,13 +42,6 @@ class Key(NamedTuple):
         return self.depth, self.micro_batch, self.kind.name, self.stages_per_rank, self.recompute
 
 
-class Choice(NamedTuple):
-    """A case and its best split."""
-
-    case: Case
-    found: Found
-
-
 class Answer(NamedTuple):
     """The best choice of a space (None where nothing fits), and the seconds that no plan in it can beat."""
 
@@ -68,6 +62,7 @@ class Space:
     _ranges: dict[int, Ranges] = field(default_factory=dict)
     _cases: dict[_Name, Case] = field(default_factory=dict)
     _bounds: dict[_Name, float] = field(default_factory=dict)
+    _choices: dict[_Name, Choice | None] = field(default_factory=dict)
 
     def all(self) -> Iterator[Key]:
         """All cases whose shape the schedule takes."""
@@ -137,6 +132,12 @@ class Space:
             weight_part=float(ranges.held_after_input_grad[0, -1] / held),
         )
 
+    def choice(self, key: Key) -> Choice | None:
+        """The best split of a key's case, with the order that is made for it."""
+        if key.name not in self._choices:
+            self._choices[key.name] = settled(self.case(key), key.kind)
+        return self._choices[key.name]
+
     def quick_bound_s(self, key: Key) -> float:
         """A bound for a case that needs neither its schedule nor its tables."""
         batches = self.global_batch // key.micro_batch
@@ -144,7 +145,9 @@ class Space:
         return quick_bound_s(self.setting, ranges, key.depth, batches, stages_per_rank=key.stages_per_rank)
 
     def bound_s(self, key: Key) -> float:
-        """The bound of a case."""
+        """The bound of a case; of a schedule that looks at times the bound of all orders, since its own changes."""
+        if key.kind.looks_at_times:
+            return self.quick_bound_s(key)
         if key.name not in self._bounds:
             self._bounds[key.name] = self.case(key).lower_bound_s
         return self._bounds[key.name]
@@ -167,16 +170,19 @@ class Space:
     def under(self, setting: Setting, *, recompute: str | None = None) -> Space:
         """The same space in another setting, or with another rule for recomputation."""
         rule = self.recompute if recompute is None else recompute
-        return replace(self, setting=setting, recompute=rule, _ranges={}, _cases={}, _bounds={})
+        return replace(self, setting=setting, recompute=rule, _ranges={}, _cases={}, _bounds={}, _choices={})
 
     def fits(self) -> bool:
         """Whether any plan in it fits."""
-        return any(self.case(key).fits() for key in self.all())
+        return any(self.choice(key) if key.kind.looks_at_times else self.case(key).fits() for key in self.all())
 
 
 def numbers(kind: Kind) -> tuple[int, ...]:
-    """The numbers of stages on a rank that a schedule is tried with."""
-    return kind.stages_per_rank or SEVERAL
+    """The numbers of stages on a rank that a schedule is tried with.
+
+    Those that take any number and do not look at times are with one what another schedule is.
+    """
+    return kind.stages_per_rank or ((1, *SEVERAL) if kind.looks_at_times else SEVERAL)
 
 
 def search(space: Space, *, below_s: float = float("inf")) -> Answer:
@@ -196,8 +202,8 @@ def search(space: Space, *, below_s: float = float("inf")) -> Answer:
             heapq.heappush(queue, (max(bound, space.bound_s(key)), True, number, key))
             continue
         least = min(least, bound)
-        if bound < float("inf") and (found := space.case(key).best) is not None:
-            best = _better(best, Choice(space.case(key), found))
+        if bound < float("inf") and (choice := space.choice(key)) is not None:
+            best = _better(best, choice)
     return Answer(best, least)
 
 

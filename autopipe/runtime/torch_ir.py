@@ -1,4 +1,4 @@
-"""The only user of torch.distributed.pipelining's private names: an action table in, torch's runtime out.
+"""An action table in, torch's runtime out. With torch_facts.py, which checks them, the only user of private names.
 
 Facts that the code relies on (each has a test in tests/runtime/test_torch_ir.py):
 - compute actions alone are handed over; torch adds the messages, without deadlock;
@@ -17,17 +17,8 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from autopipe.core.errors import AutopipeError
 from autopipe.core.schedule import Action, Schedule
-
-_TYPES = {"F": "FORWARD", "B": "FULL_BACKWARD", "I": "BACKWARD_INPUT", "W": "BACKWARD_WEIGHT"}
-_NEEDED = (
-    "_PipelineScheduleRuntime",
-    "_Action",
-    "_PipelineScheduleRuntime._prepare_schedule_with_comms",
-    "_PipelineScheduleRuntime._step_microbatches",
-    *(f"_ComputationType.{name}" for name in _TYPES.values()),
-)
+from autopipe.runtime.torch_facts import TYPES, check_torch
 
 
 class Runnable(Protocol):
@@ -46,22 +37,9 @@ class Runnable(Protocol):
         """Take the weight gradients that the last backward put off."""
 
 
-def check_torch() -> None:
-    """Raise AutopipeError when the installed torch lacks something that is used here, with its name."""
-    for path in _NEEDED:
-        found: Any = torch_schedules
-        for name in path.split("."):
-            found = getattr(found, name, None)
-        if found is None:
-            raise AutopipeError(
-                f"torch {torch.__version__} has no torch.distributed.pipelining.schedules.{path}: "
-                f"this autopipe runs pipelines on torch 2.13 and 2.14"
-            )
-
-
 def to_torch(action: Action) -> Any:
     """torch's action for one of ours."""
-    kind = torch_schedules._ComputationType[_TYPES[action.op.value]]
+    kind = torch_schedules._ComputationType[TYPES[action.op.value]]
     return torch_schedules._Action(action.stage, kind, action.micro_batch)
 
 

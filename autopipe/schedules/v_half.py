@@ -17,7 +17,7 @@ from autopipe.ordering.passes import Slots, block_variants
 from autopipe.ordering.presets import fit
 
 
-@schedule("V-Half", placement="v", stages_per_rank=(2,))
+@schedule("V-Half", placement="v", stages_per_rank=(2,), looks_at_times=True)
 def v_half(shape: Shape, times: Sequence[StageTimes]) -> Order:
     """The block, as the values come, in the memory of (p + 2) // 2 micro-batches."""
     return fit(shape, times, (shape.ranks + 2) // 2, block_variants(slots(shape.ranks))).order

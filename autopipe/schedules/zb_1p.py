@@ -17,7 +17,7 @@ from autopipe.ordering.listing import Rules
 from autopipe.ordering.presets import backward_first, fit, in_turn, room
 
 
-@schedule("ZB-1p")
+@schedule("ZB-1p", looks_at_times=True)
 def zb_1p(shape: Shape, times: Sequence[StageTimes]) -> Order:
     """The best that fits in the memory of p micro-batches."""
     return fit(shape, times, shape.ranks, [*searched(shape, times)]).order

@@ -15,7 +15,7 @@ from autopipe.ordering.presets import fit
 from autopipe.schedules.zb_1p import searched
 
 
-@schedule("ZB-2p")
+@schedule("ZB-2p", looks_at_times=True)
 def zb_2p(shape: Shape, times: Sequence[StageTimes]) -> Order:
     """The best that fits in the memory of 2p micro-batches."""
     return fit(shape, times, 2 * shape.ranks, [*searched(shape, times)]).order

@@ -16,7 +16,7 @@ from autopipe.core.schedule import Order, Shape, StageTimes, schedule
 from autopipe.ordering.presets import fit, in_turn
 
 
-@schedule("ZB-H1")
+@schedule("ZB-H1", looks_at_times=True)
 def zb_h1(shape: Shape, times: Sequence[StageTimes]) -> Order:
     """Forward and input gradient in turn, p − i of a rank's micro-batches between them."""
     ahead = [shape.ranks - rank for rank in range(shape.ranks)]

@@ -16,7 +16,7 @@ from autopipe.core.schedule import Order, Shape, StageTimes, schedule
 from autopipe.ordering.presets import fit, in_turn
 
 
-@schedule("ZB-H2")
+@schedule("ZB-H2", looks_at_times=True)
 def zb_h2(shape: Shape, times: Sequence[StageTimes]) -> Order:
     """Forward and input gradient in turn, 2(p − i) − 1 of a rank's micro-batches between them."""
     ahead = [2 * (shape.ranks - rank) - 1 for rank in range(shape.ranks)]

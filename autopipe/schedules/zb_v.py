@@ -22,7 +22,13 @@ from autopipe.ordering.presets import fit
 _NONE = float("inf")
 
 
-@schedule("ZB-V", placement="v", stages_per_rank=(2,), aliases=("ScheduleZBVZeroBubble", "ZBV", "ZBVZeroBubble"))
+@schedule(
+    "ZB-V",
+    placement="v",
+    stages_per_rank=(2,),
+    aliases=("ScheduleZBVZeroBubble", "ZBV", "ZBVZeroBubble"),
+    looks_at_times=True,
+)
 def zb_v(shape: Shape, times: Sequence[StageTimes]) -> Order:
     """The best of two ways to fill gaps that are shorter than a weight gradient.
 

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-import autopipe.schedules  # noqa: F401  (registers them)
+import autopipe.synthesis  # noqa: F401  (registers them)
 from autopipe.core.schedule import kinds
 from autopipe.core.validation import validate
 from autopipe.runtime.capture import capture

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
-import autopipe.schedules  # noqa: F401  (registers them)
+import autopipe.synthesis  # noqa: F401  (registers them)
 from autopipe.core.errors import AutopipeError
 from autopipe.core.lowering import posted_last
 from autopipe.core.schedule import Action, Kind, kind, kinds

@@ -1,0 +1,97 @@
+"""Orders made again for the stages at hand: a split, the order for its stages, the best split for that order, in turn.
+
+A schedule that looks at times is first made for equal stages, since nobody knows better yet. Once a split is found its
+stages are uneven, and their seconds, links and memory give another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from autopipe.core.errors import UsageError
+from autopipe.core.schedule import Kind, Schedule, Shape, StageMemory, StageTimes
+from autopipe.core.stage import StageCost
+from autopipe.planning.cases import Case, Found
+from autopipe.planning.outcome import outcome
+
+_ROUNDS = 3
+"""An order is made again so often at most; most are as good after one round."""
+
+_LESS = 1e-9
+"""A step that is shorter by less does not count."""
+
+
+class Choice(NamedTuple):
+    """A case and its best split."""
+
+    case: Case
+    found: Found
+
+
+def settled(case: Case, kind: Kind) -> Choice | None:
+    """The case's best split; where the schedule looks at times, with the order for it. None where nothing fits."""
+    best = Choice(case, case.best) if case.best else None
+    positions = case.best.positions if case.best else _closest(case)
+    for _ in range(_ROUNDS if kind.looks_at_times and positions else 0):
+        table = _made(case, kind, positions)
+        if table is None or (best and table.order == best.case.schedule.order):
+            break
+        found = _found(replace(case, schedule=table), positions)
+        if found is None or (best and found.found.step_s >= best.found.step_s * (1 - _LESS)):
+            break
+        best, positions = found, found.found.positions
+    return best
+
+
+def _closest(case: Case) -> tuple[int, ...]:
+    """The split that comes closest to fitting, () where there is none."""
+    split = case.least_memory()
+    return split.positions if split else ()
+
+
+def _found(case: Case, positions: tuple[int, ...]) -> Choice | None:
+    """The case's best split, or the one that it was made for."""
+    found = [*case.measured([positions]), *([case.best] if case.best else [])]
+    return Choice(case, min(found, key=lambda one: one.step_s)) if found else None
+
+
+def _made(case: Case, kind: Kind, positions: Sequence[int]) -> Schedule | None:
+    """The order for the stages of a split; None where the schedule finds none that fits."""
+    costs = outcome(case, positions).costs
+    overhead_s = case.setting.profile.overhead_s
+    times = [StageTimes(*(seconds + overhead_s for seconds in cost.times)) for cost in costs]
+    try:
+        return kind.table(shape_for(case, costs), times)
+    except UsageError:
+        return None
+
+
+def shape_for(case: Case, costs: Sequence[StageCost]) -> Shape:
+    """The case's shape with the links and the memory of these stages."""
+    table, hops = case.schedule, case.setting.hops(case.schedule.placement)
+    slower = (max(cost.send_bytes, cost.receive_grad_bytes) for cost in costs)
+    held = sum(cost.held_after_forward_bytes for cost in costs)
+    return Shape(
+        table.ranks,
+        table.micro_batches,
+        table.placement,
+        tuple(hop.transfer_s(size) if hop else 0.0 for hop, size in zip(hops, slower, strict=False)),
+        weight_part=sum(cost.held_after_input_grad_bytes for cost in costs) / max(held, 1),
+        memory=memory_for(case, costs),
+    )
+
+
+def memory_for(case: Case, costs: Sequence[StageCost]) -> StageMemory:
+    """The bytes that stages hold of a micro-batch, and those that each rank's limit leaves for them."""
+    caps = []
+    for rank in range(case.depth):
+        own = [cost for cost, where in zip(costs, case.schedule.placement, strict=True) if where == rank]
+        always = sum(cost.static_bytes + cost.buffers_bytes(case.schedule.micro_batches) for cost in own)
+        caps.append(float(case.setting.limits[rank] - always - max(cost.workspace_bytes for cost in own)))
+    return StageMemory(
+        tuple(float(cost.held_after_forward_bytes) for cost in costs),
+        tuple(float(cost.held_after_input_grad_bytes) for cost in costs),
+        tuple(caps),
+    )

@@ -1,0 +1,214 @@
+"""Synthesis: the best of all orders where they are few, never worse than the known ones, within memory and tries."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise, permutations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopipe.core.errors import UsageError
+from autopipe.core.schedule import Action, Op, Order, Schedule, Shape, StageMemory, StageTimes, kind, kinds, place
+from autopipe.core.validation import validate
+from autopipe.exploring import examine
+from autopipe.ordering.annealing import annealed, evaluated, merged
+from autopipe.ordering.bounds import makespan_bound_s
+from autopipe.ordering.compiled import has_numba
+from autopipe.ordering.listing import Listed
+from autopipe.synthesis import known_order, synthesize
+from tests.synthetic import random_schedule
+
+TRIES = 40
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def case(seed: int, *, most_ranks: int = 4) -> tuple[Shape, list[StageTimes], StageMemory]:
+    """Uneven stages, hops and memory, drawn at random."""
+    rng = random.Random(seed)
+    ranks, (number, how) = rng.randint(1, most_ranks), rng.choice([(1, "loop"), (2, "v"), (2, "loop"), (3, "v")])
+    placement = place(how, ranks, number)
+    hop = rng.choice([0.0, 0.1, 0.4])
+    hops = tuple(0.0 if a == b else hop for a, b in pairwise(placement))
+    shape = Shape(ranks, rng.randint(1, 6), placement, hops, rng.choice([1.0, 0.5]))
+    times = []
+    for _ in placement:
+        f, i, w = (rng.uniform(0.3, 2) for _ in range(3))
+        times.append(StageTimes(f, (i + w) * rng.choice([0.8, 1.0]), i, w))
+    return shape, times, StageMemory.of(shape, rng.choice([0.6, 1.0, 2.0]) * ranks + 1)
+
+
+def rows_of(actions: list[Action]) -> Iterator[tuple[Action, ...]]:
+    """All orders of a rank's actions in which F comes before I, I before W, and each stage keeps micro-batch order."""
+    for row in permutations(actions):
+        places = {action: n for n, action in enumerate(row)}
+        in_turn = all(places[Action(a.stage, a.op, a.micro_batch - 1)] < n for a, n in places.items() if a.micro_batch)
+        before = {Op.I: Op.F, Op.W: Op.I}
+        if in_turn and all(places[a._replace(op=before[a.op])] < n for a, n in places.items() if a.op in before):
+            yield row
+
+
+@pytest.mark.parametrize("cap", [1.0, 2.0])
+@pytest.mark.parametrize("seed", range(6))
+def test_it_finds_the_best_of_all_orders(seed: int, cap: float) -> None:
+    rng = random.Random(seed)
+    hop = rng.choice([0.0, 0.5])
+    shape = Shape(2, 2, (0, 1), (hop,))
+    times = [StageTimes(f, i + w, i, w) for f, i, w in ([rng.uniform(0.5, 2) for _ in range(3)] for _ in range(2))]
+    memory = StageMemory.of(shape, cap)
+    ways = [[*rows_of([Action(s, op, b) for op in (Op.F, Op.I, Op.W) for b in range(2)])] for s in range(2)]
+    made = (makespan(shape, order, times, memory) for order in product(*ways))
+    best = min(seconds for seconds in made if seconds is not None)
+    found = synthesize(shape, times, memory, tries=300)
+    assert found.makespan_s == pytest.approx(best, rel=1e-9)
+    assert found.lower_bound_s <= best * (1 + 1e-9)
+
+
+def makespan(shape: Shape, order: Order, times: list[StageTimes], memory: StageMemory) -> float | None:
+    """Seconds of an order, by a simulator of its own; None where it is stuck or does not fit."""
+    ends: dict[Action, float] = {}
+    free, held, places = [0.0] * shape.ranks, [0.0] * shape.ranks, [0] * shape.ranks
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(order):
+            while places[rank] < len(row):
+                stage, op, _ = action = row[places[rank]]
+                arrival = _arrival(shape, ends, action)
+                if arrival is None:
+                    break
+                seconds = dict(zip("FBIW", times[stage], strict=True))[op.value]
+                free[rank] = ends[action] = max(free[rank], arrival) + seconds
+                kept, left = memory.after_forward[stage], memory.after_input_grad[stage]
+                held[rank] += {"F": kept, "B": -kept, "I": left - kept, "W": -left}[op.value]
+                if held[rank] > memory.caps[rank] * (1 + 1e-9):
+                    return None
+                places[rank] += 1
+                moved = True
+    whole = all(place == len(row) for place, row in zip(places, order, strict=True))
+    return max(free) if whole else None
+
+
+def _arrival(shape: Shape, ends: dict[Action, float], action: Action) -> float | None:
+    stage, op, batch = action
+    hops = shape.hops_s or (0.0,) * (shape.stages - 1)
+    if op is Op.F and stage:
+        made, hop = ends.get(Action(stage - 1, Op.F, batch)), hops[stage - 1]
+    elif op in (Op.B, Op.I) and stage < shape.stages - 1:
+        later = (ends.get(Action(stage + 1, each, batch)) for each in (Op.B, Op.I))
+        made, hop = next((end for end in later if end is not None), None), hops[stage]
+    else:
+        return 0.0
+    return None if made is None else made + hop
+
+
+@given(seeds)
+@settings(max_examples=40, deadline=None)
+def test_it_is_valid_fits_and_beats_the_known(seed: int) -> None:
+    shape, times, memory = case(seed)
+    try:
+        found = synthesize(shape, times, memory, tries=TRIES, seed=seed)
+    except UsageError:
+        return
+    validate(Schedule("Synthesized", shape.placement, found.order))
+    assert makespan(shape, found.order, times, memory) == pytest.approx(found.makespan_s, rel=1e-9)
+    assert found.lower_bound_s <= found.makespan_s * (1 + 1e-9)
+    assert found.gap >= -1e-9
+    for known in kinds():
+        order = known_order(known, shape, times)
+        seconds = makespan(shape, order, times, memory) if order else None
+        assert seconds is None or found.makespan_s <= seconds * (1 + 1e-9)
+
+
+@given(seeds)
+@settings(max_examples=150, deadline=None)
+def test_no_order_beats_the_bound(seed: int) -> None:
+    rng = random.Random(seed)
+    ranks = rng.randint(1, 4)
+    table = random_schedule(rng, ranks=ranks, stages=ranks + rng.randint(0, 3), micro_batches=rng.randint(1, 5))
+    hops = tuple(0.0 if a == b else rng.random() for a, b in pairwise(table.placement))
+    shape = Shape(ranks, table.micro_batches, table.placement, hops)
+    times = [StageTimes(*(rng.uniform(0.1, 2) for _ in range(4))) for _ in table.placement]
+    peaks = examine(table, shape, times).peak_in_flight
+    held = replace(StageMemory.of(shape, 1.0), caps=peaks)
+    seconds = makespan(shape, table.order, times, held)
+    assert seconds is not None
+    assert makespan_bound_s(shape, times) <= makespan_bound_s(shape, times, held) <= seconds * (1 + 1e-9)
+
+
+def test_the_bound_at_equal_stages_is_the_papers() -> None:
+    """m(F + I + W) + (p − 1)F where I and W are apart."""
+    shape = Shape(4, 8, place("loop", 4, 1))
+    assert makespan_bound_s(shape, [StageTimes(1, 2, 1, 1)] * 4) == 8 * 3 + 3
+    shape = Shape(4, 8, place("v", 4, 2), (0.25, 0.25, 0.25, 0.0, 0.25, 0.25, 0.25))
+    assert makespan_bound_s(shape, [StageTimes(0.5, 1, 0.5, 0.5)] * 8) == 8 * 3 + 3 * 0.75
+
+
+def test_too_little_memory_is_an_error() -> None:
+    shape = Shape(2, 2, (0, 1))
+    with pytest.raises(UsageError, match="one micro-batch does not fit on some rank of 2"):
+        synthesize(shape, [StageTimes(1, 2, 1, 1)] * 2, StageMemory.of(shape, 0.5))
+
+
+def test_equal_arguments_give_equal_orders() -> None:
+    shape, times, memory = case(7)
+    assert synthesize(shape, times, memory, tries=60).order == synthesize(shape, times, memory, tries=60).order
+
+
+@given(seeds)
+@settings(max_examples=40, deadline=None)
+def test_annealing_keeps_what_holds(seed: int) -> None:
+    shape, times, memory = case(seed)
+    order = known_order(kind("GPipe"), shape, times) or known_order(kind("LoopedBFS"), shape, times)
+    found = evaluated(shape, order, times, memory) if order else None
+    if found is None:
+        return
+    better = annealed(found, times, memory, tries=200, seed=seed)
+    assert better.makespan_s <= found.makespan_s
+    assert makespan(shape, better.order, times, memory) == pytest.approx(better.makespan_s, rel=1e-9)
+    validate(Schedule("annealed", shape.placement, better.order))
+    joined = merged(better, times, memory)
+    assert joined.makespan_s <= better.makespan_s
+    validate(Schedule("merged", shape.placement, joined.order))
+
+
+@given(seeds)
+@settings(max_examples=60, deadline=None)
+def test_orders_are_evaluated_as_they_are(seed: int) -> None:
+    rng = random.Random(seed)
+    ranks = rng.randint(1, 4)
+    table = random_schedule(rng, ranks=ranks, stages=ranks + rng.randint(0, 3), micro_batches=rng.randint(1, 4))
+    hops = tuple(0.0 if a == b else rng.random() for a, b in pairwise(table.placement))
+    shape = Shape(ranks, table.micro_batches, table.placement, hops, rng.choice([1.0, 0.4, 1.5]))
+    times = [StageTimes(*(rng.uniform(0.1, 2) for _ in range(4))) for _ in table.placement]
+    memory = StageMemory.of(shape, rng.choice([1.0, 2.0, 9.0]))
+    found = evaluated(shape, table.order, times, memory)
+    seconds = makespan(shape, table.order, times, memory)
+    assert (found is None) == (seconds is None)
+    if found:
+        assert found.order == table.order
+        assert found.makespan_s == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.skipif(not has_numba(), reason="numba is an extra: pip install autopipe[fast]")
+@pytest.mark.slow
+def test_machine_code_gives_the_same_orders() -> None:
+    for seed in range(8):
+        shape, times, memory = case(seed)
+        try:
+            plain = synthesize(shape, times, memory, tries=60)
+        except UsageError:
+            with pytest.raises(UsageError):
+                synthesize(shape, times, memory, tries=60, fast=True)
+            continue
+        fast = synthesize(shape, times, memory, tries=60, fast=True)
+        assert (fast.order, fast.origin) == (plain.order, plain.origin)
+
+
+def test_a_listed_order_is_made_of_actions() -> None:
+    made = Listed(Shape(1, 2, (0,)), ([0, 2, 3, 5],), 4.0, 4.0)
+    assert [str(action) for action in made.order[0]] == ["0F0", "0I0", "0I1", "0W1"]
