@@ -1,0 +1,86 @@
+"""Orders made for the stages of a split: never slower than those for equal stages, within memory, in the plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopipe.core.schedule import kind
+from autopipe.core.validation import validate
+from autopipe.planning.cases import Case
+from autopipe.planning.outcome import outcome
+from autopipe.planning.ranges import Ranges
+from autopipe.planning.remaking import memory_for, settled, shape_for
+from autopipe.planning.tables import Setting
+from autopipe.search import plan
+from tests.synthetic import chain, cluster
+
+UNEVEN = [0.2, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.5]
+
+
+def case(
+    name: str, stages_per_rank: int, *, ranks: int = 2, batches: int = 6, limit: int = 10**9, held: int = 10
+) -> Case:
+    """A case whose order is made for equal stages, of a model with a dear last layer."""
+    profile = chain(UNEVEN, held_bytes=held, output_elements=1)
+    setting = Setting(profile, cluster(ranks), "adamw", (limit,) * ranks, {})
+    table = kind(name).schedule(ranks, batches, stages_per_rank=stages_per_rank)
+    return Case(setting, Ranges.of(profile, 1, optimizer="adamw"), table, 1, "none")
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("ZB-H1", 1), ("ZB-1p", 1), ("ZB-V", 2), ("V-Half", 2), ("Synthesized", 2)]
+)
+def test_an_order_for_the_stages_is_no_slower(name: str, number: int) -> None:
+    before = case(name, number)
+    found = settled(before, kind(name))
+    assert found is not None
+    assert before.best is not None
+    assert found.found.step_s <= before.best.step_s
+    validate(found.case.schedule)
+    made = outcome(found.case, found.found.positions)
+    assert made.timeline.step_s == pytest.approx(found.found.step_s, rel=1e-6)
+
+
+def test_synthesized_gains_on_uneven_stages() -> None:
+    before = case("Synthesized", 1)
+    found = settled(before, kind("Synthesized"))
+    known = settled(case("1F1B", 1), kind("1F1B"))
+    assert found is not None
+    assert known is not None
+    assert found.found.step_s < known.found.step_s
+
+
+def test_a_schedule_that_does_not_look_is_left_as_it_is() -> None:
+    before = case("1F1B", 1)
+    found = settled(before, kind("1F1B"))
+    assert found is not None
+    assert found.case is before
+
+
+def test_the_limit_is_kept_where_the_order_for_equal_stages_exceeds_it() -> None:
+    """1F1B's warm-up does not fit here; an order with fewer micro-batches in flight does."""
+    tight = case("Synthesized", 1, ranks=3, held=100, limit=500)
+    assert tight.best is None
+    found = settled(tight, kind("Synthesized"))
+    assert found is not None
+    assert found.found.bytes <= 500
+    assert settled(case("1F1B", 1, ranks=3, held=100, limit=500), kind("1F1B")) is None
+
+
+def test_memory_is_what_the_limit_leaves() -> None:
+    """Static bytes, what is sent and received for all micro-batches, and the workspace come off the limit."""
+    given = case("1F1B", 1, limit=1000, held=10)
+    costs = outcome(given, (0, 4, 8)).costs
+    memory = memory_for(given, costs)
+    assert memory.after_forward == (40, 40)
+    assert memory.after_input_grad == (20, 20)
+    assert memory.caps == (1000 - 6 * 2 * 4, 1000 - 6 * 2 * 4)
+    assert shape_for(given, costs).weight_part == 0.5
+
+
+def test_a_plan_takes_the_order_that_was_made_for_it() -> None:
+    made = plan(chain(UNEVEN, held_bytes=10), cluster(2), global_batch=6, depths=[2], schedules=["Synthesized"])
+    assert made.schedule.name == "Synthesized"
+    assert made.predicted.step_s >= made.lower_bound_s * (1 - 1e-9)
+    named = plan(chain(UNEVEN, held_bytes=10), cluster(2), global_batch=6, depths=[2], schedules=["all"])
+    assert named.predicted.step_s <= made.predicted.step_s * (1 + 1e-9)
