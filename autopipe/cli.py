@@ -183,6 +183,7 @@ def schedule(
     memory_cap: Annotated[
         float | None, typer.Option("--memory-cap", min=0, metavar="8", help="Micro-batches' activations of a rank.")
     ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the picture.")] = None,
     as_json: Json = False,
 ) -> None:
     """Explore one schedule: makespan, idle, activations in flight, bound, and the picture."""
@@ -191,13 +192,18 @@ def schedule(
     times = (forward, input_grad, weight_grad, transfer)
     seconds = stage_seconds(name, ranks, stages, times, costs)
     explored = explore(name, seconds, ranks=ranks, micro_batches=micro_batches, memory_cap=memory_cap)
+    if html:
+        from autopipe.core.files import write_text
+        from autopipe.report.explored import explored_html
+
+        write_text(explored_html(explored), html)
     if as_json:
         print(explored.to_json(), end="")
     else:
         from autopipe.report.explored import explored_text
         from autopipe.report.terminal import show
 
-        show(explored_text(explored))
+        show(f"{explored_text(explored)}\n\nwrote      {html}" if html else explored_text(explored))
 
 
 @app.command()

@@ -132,6 +132,7 @@ def examine(table: Schedule, shape: Shape, times: Sequence[StageTimes]) -> Explo
     """What a table does on stages whose seconds, and those of the hops, are given."""
     hops = [Link(hop, _ENDLESS) if hop else None for hop in shape.hops_s or (0.0,) * (shape.stages - 1)]
     line = simulate(table, [_cost(t) for t in times], hops)
+    line = replace(line, spans=tuple(span for span in line.spans if span.action.op is not Op.O))
     stage_time_s = max(_stage_time_s(line, rank) for rank in range(table.ranks))
     longest_s = max(line.work_s(rank) for rank in range(table.ranks))
     return Explored(
@@ -209,7 +210,7 @@ def _cost(t: StageTimes) -> StageCost:
 
 
 def _stage_time_s(line: Timeline, rank: int) -> float:
-    own = [span for span in line.spans if span.rank == rank and span.action.op is not Op.O]
+    own = [span for span in line.spans if span.rank == rank]
     return own[-1].end_s - own[0].start_s
 
 

@@ -318,9 +318,12 @@ def test_schedule_explores_without_torch_and_prints_json(run):
     assert {"stage_time_s", "idle", "stage_idle", "lower_bound_s", "order"} < set(content)
 
 
-def test_schedule_prints_figures_and_lanes(run):
-    code, out, _ = run("schedule", "1F1B", "--ranks", 2, "--micro-batches", 2, *UNIT, "--transfer", "500ms")
+def test_schedule_prints_figures_and_lanes(run, tmp_path):
+    page = tmp_path / "1f1b.html"
+    shape = ("--ranks", 2, "--micro-batches", 2)
+    code, out, _ = run("schedule", "1F1B", *shape, *UNIT, "--transfer", "500ms", "--html", page)
     assert code == 0
+    assert page.read_text().startswith("<!doctype html>")
     assert "1F1B · 2 ranks · 2 stages · 2 micro-batches" in out
     assert re.search(r"^rank 1 ·+F+", out, re.MULTILINE)
 

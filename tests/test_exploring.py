@@ -14,7 +14,7 @@ from autopipe.core.stage_seconds import StageSeconds
 from autopipe.core.table_csv import to_csv
 from autopipe.core.timeline import Span, Timeline
 from autopipe.exploring import explore, stage_seconds
-from autopipe.report.explored import explored_text
+from autopipe.report.explored import explored_html, explored_text
 from autopipe.report.lanes import lanes
 
 
@@ -143,3 +143,11 @@ def test_a_column_of_the_lanes_shows_what_takes_most_of_it() -> None:
     line = Timeline(1, tuple(Span(0, Action.parse(a), s, e) for a, s, e in spans), ((),), 4)
     assert lanes(line, width=11) == "rank 0 FFFW"
     assert lanes(Timeline(1, (), ((),), 0.0), width=9) == "rank 0 ··"
+
+
+def test_the_page_names_what_it_shows_and_loads_nothing() -> None:
+    text = explored_html(explore("ZB-H1", equal(2), ranks=2, micro_batches=2))
+    assert text.count("<title>1W1 ") == 1
+    assert "2 ranks · 2 stages · 2 micro-batches" in text
+    assert "optimizer" not in text.partition('<g class="key">')[2]
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
