@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+import autopipe.schedules  # noqa: F401  registers the schedules
 from autopipe.core.plan import Rejected, ScheduleTable
 from autopipe.core.schedule import kind
 from autopipe.core.units import format_bytes, format_duration

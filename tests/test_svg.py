@@ -100,8 +100,8 @@ def test_the_limit_is_drawn_to_scale_or_says_that_it_is_not():
     timeline = simulate_plan(plan())
     peak = max(timeline.peak_bytes)
     near, far = (timeline_svg(timeline, limits=(limit, limit)) for limit in (2 * peak, 100 * peak))
-    assert "not to scale" not in near
-    assert far.count("not to scale") == 2
+    assert "(cut off)" not in near
+    assert far.count("(cut off)") == 2
     assert far.count('class="limit"') == 2 + 1  # the ranks and the legend
     assert 'class="limit"' not in timeline_svg(timeline)
 

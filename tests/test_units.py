@@ -82,3 +82,19 @@ def test_a_printed_size_reads_back_to_three_digits(size):
 @given(st.floats(min_value=1, max_value=1e15))
 def test_a_printed_bandwidth_reads_back_to_three_digits(rate):
     assert units.parse_bandwidth(units.format_bandwidth(rate)) == pytest.approx(rate, rel=5.1e-3)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step_s", "text"),
+    [
+        (0.0, 0.02, "0 ms"),
+        (0.12, 0.02, "120 ms"),
+        (0.5, 0.5, "500 ms"),
+        (1.5, 0.5, "1.5 s"),
+        (49.75, 0.05, "49.75 s"),
+        (2e-6, 5e-7, "2.0 µs"),
+        (3.0, 1.0, "3 s"),
+    ],
+)
+def test_a_tick_has_the_digits_that_tell_it_from_the_next(seconds, step_s, text):
+    assert units.format_tick(seconds, step_s) == text

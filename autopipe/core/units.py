@@ -61,7 +61,17 @@ def format_duration(seconds: float) -> str:
     """``0.00512`` -> ``5.12 ms``."""
     if seconds == 0:
         return "0 ms"
-    return _scaled(seconds, [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")])
+    return _scaled(seconds, _TICKS)
+
+
+def format_tick(seconds: float, step_s: float) -> str:
+    """A mark on an axis whose marks are ``step_s`` apart: ``49.75, 0.05`` -> ``49.75 s``."""
+    factor, unit = next((pair for pair in _TICKS if max(seconds, step_s) >= pair[0] * 0.9995), _TICKS[-1])
+    digits = max(0, -math.floor(math.log10(step_s / factor) + 1e-9))
+    return f"{seconds / factor:.{digits}f} {unit}"
+
+
+_TICKS = [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")]
 
 
 def format_bytes(size: float) -> str:

@@ -142,9 +142,8 @@ def _limits(plan: Plan, why: str) -> str:
         f"No plan of those that were searched can take less than {format_duration(plan.lower_bound_s)} a step; this "
         f"one is within {format_percent(plan.gap)} of it ({format_duration(expected.step_s)}).",
     ]
-    if plan.noise:
-        lines.append(f"The profile's timings varied by {format_percent(plan.noise)} while they were taken.")
-    text = "".join(f"<p>{said(line)}</p>" for line in (*lines, *plan.notes))
+    lines += [f"{note[:1].upper()}{note[1:]}." for note in plan.notes]
+    text = "".join(f"<p>{said(line)}</p>" for line in lines)
     return text + (f"<p>{said(why)}</p>" if why else "")
 
 
@@ -204,11 +203,13 @@ def _share(plan: Plan, rank: int) -> _Share:
 
 def _memory(plan: Plan, measured: CheckResult | None) -> str:
     headers = ("rank", "", *_Share._fields, "peak", "measured", "limit")
+    limits, peaks = plan.memory_limit_bytes[: plan.depth], plan.predicted.peak_bytes
+    scale = max(peaks) if max(limits) > 4 * max(peaks) else max(*limits, *peaks)
     rows = []
     for rank in range(plan.depth):
         share, peak, limit = _share(plan, rank), plan.predicted.peak_bytes[rank], plan.memory_limit_bytes[rank]
         found = format_bytes(measured.measured.peak_bytes[rank]) if measured else "–"
-        parts = [(kind, size / max(limit, peak, 1)) for kind, size in zip("WBOMF", share, strict=True)]
+        parts = [(kind, size / max(scale, 1)) for kind, size in zip("WBOMF", share, strict=True)]
         numbers = (*map(format_bytes, share), format_bytes(peak), found, format_bytes(limit))
         rows.append([str(rank), bar(parts), *map(said, numbers)])
     kinds = {"W": "weights", "B": "gradients", "O": "optimizer", "M": "messages", "F": "activations and workspace"}

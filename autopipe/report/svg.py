@@ -16,10 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from itertools import accumulate
 
 from autopipe.core.schedule import Op
 from autopipe.core.timeline import Span, Timeline
-from autopipe.core.units import format_bytes, format_count, format_duration
+from autopipe.core.units import format_bytes, format_count, format_duration, format_tick
 from autopipe.report.panels import MOST_SPANS, Panel, panels
 
 WIDTH = 1100
@@ -127,19 +128,30 @@ class _Picture:
         return line.step_s / self.predicted.step_s if self.predicted.step_s else 1.0
 
     @cached_property
+    def seconds(self) -> tuple[float, ...]:
+        """How long each panel is for the slowest timeline."""
+        longest = max(map(self.ratio, self.lines))
+        return tuple(panel.seconds * longest for panel in self.panels)
+
+    @cached_property
+    def gaps(self) -> tuple[float, ...]:
+        """The room behind each panel but the last: more where its name is longer than itself."""
+        whole = self.width - _GUTTER - _RIGHT - _BETWEEN * (len(self.panels) - 1)
+        widths = [whole * seconds / max(sum(self.seconds), 1e-12) for seconds in self.seconds]
+        return tuple(
+            max(_BETWEEN, 7 * len(panel.name) - wide + 8) for panel, wide in zip(self.panels[:-1], widths, strict=False)
+        )
+
+    @cached_property
     def scale(self) -> float:
         """Pixels a second."""
-        longest = max(map(self.ratio, self.lines)) * sum(panel.seconds for panel in self.panels)
-        return (self.width - _GUTTER - _RIGHT - _BETWEEN * (len(self.panels) - 1)) / longest if longest else 1.0
+        return (self.width - _GUTTER - _RIGHT - sum(self.gaps)) / max(sum(self.seconds), 1e-12)
 
     @cached_property
     def lefts(self) -> tuple[float, ...]:
         """Where each panel begins."""
-        longest = max(map(self.ratio, self.lines))
-        lefts = [0.0]
-        for panel in self.panels:
-            lefts.append(lefts[-1] + panel.seconds * longest * self.scale + _BETWEEN)
-        return tuple(lefts[:-1])
+        widths = (seconds * self.scale + gap for seconds, gap in zip(self.seconds, self.gaps, strict=False))
+        return tuple(accumulate(widths, initial=0.0))
 
     @cached_property
     def has_memory(self) -> bool:
@@ -206,7 +218,7 @@ class _Picture:
             for tick_s in _ticks(panel, self._tick_s):
                 x = _n(left + (tick_s - panel.start_s) * self.scale)
                 yield f'<path class="grid" d="M{x} {_n(_TOP - 6)}V{bottom}"/>'
-                yield f'<text class="dim tick" x="{x}" y="{_n(_TOP - 10)}">{format_duration(tick_s)}</text>'
+                yield f'<text class="dim tick" x="{x}" y="{_n(_TOP - 10)}">{format_tick(tick_s, self._tick_s)}</text>'
             if panel.name:
                 yield f'<text class="name" x="{_n(left)}" y="{_n(_TOP - 24)}">{panel.name}</text>'
 
@@ -255,11 +267,9 @@ class _Picture:
 
     def _memory(self, rank: int, top: float) -> Iterator[str]:
         """The predicted curve, the measured peak, the limit."""
-        peak = self.predicted.peak_bytes[rank]
         found = self.measured.peak_bytes[rank] if self.measured else 0
-        limit = self._limit(rank)
-        shown = limit if limit and limit <= _OFF_SCALE * max(peak, found) else 0
-        unit = (_MEMORY - 6) / max(peak, found, shown, 1)
+        limit, shown = self._limit(rank), self._limit(rank) if self._to_scale(rank) else 0
+        unit = (_MEMORY - 6) / max(self._highest(rank), shown, 1)
         yield f'<g class="memory" transform="translate(0 {_n(top)})">'
         for panel, left in zip(self.panels, self.lefts, strict=True):
             right = _n(left + panel.seconds * self.scale)
@@ -270,9 +280,13 @@ class _Picture:
             if limit:
                 y = _MEMORY - limit * unit if shown else 2.0
                 yield f'<path class="limit" d="M{_n(left)} {_n(y)}H{right}"/>'
-        if limit and not shown:
-            yield f'<text class="dim" x="4" y="12">limit {format_bytes(limit)}, not to scale</text>'
         yield "</g>"
+
+    def _highest(self, rank: int) -> int:
+        return max(line.peak_bytes[rank] for line in self.lines)
+
+    def _to_scale(self, rank: int) -> bool:
+        return self._limit(rank) <= _OFF_SCALE * self._highest(rank)
 
     def _limit(self, rank: int) -> int:
         return self.limits[rank] if rank < len(self.limits) else 0
@@ -305,9 +319,14 @@ class _Picture:
                 y = _n(top + 12.5 + number * (_LANE + _SPACE))
                 yield f'<text class="dim" x="{_n(_GUTTER - 8)}" y="{y}" text-anchor="end">{line.origin}</text>'
             if self.has_memory:
-                bottom = top + len(self.lines) * (_LANE + _SPACE) + _MEMORY
-                peak = format_bytes(self.predicted.peak_bytes[rank])
-                yield f'<text class="dim" x="8" y="{_n(bottom - 4)}">memory {peak}</text>'
+                yield from self._memory_name(rank, top + len(self.lines) * (_LANE + _SPACE))
+
+    def _memory_name(self, rank: int, top: float) -> Iterator[str]:
+        peak, limit = self.predicted.peak_bytes[rank], self._limit(rank)
+        yield f'<text class="dim" x="8" y="{_n(top + 14)}">memory {format_bytes(peak)}</text>'
+        if limit:
+            how = "" if self._to_scale(rank) else " (cut off)"
+            yield f'<text class="dim" x="8" y="{_n(top + 27)}">of {format_bytes(limit)}{how}</text>'
 
     def legend(self) -> Iterator[str]:
         """What the fills and lines mean."""
