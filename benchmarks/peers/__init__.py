@@ -1,0 +1,1 @@
+"""Published inputs of other planners, and their objectives."""
