@@ -6,5 +6,8 @@ replicas    the smallest longest stage on any number of devices, replicas chosen
 balance     the smallest longest stage of a chain whose work adds up, at any size
 thresholds  the search of Σ + repeats · max, for any solver of Σ
 bands       tables by length of range, for passes that look at short ranges only
+graph_dp    stages of a DAG, over all its ideals: the smallest longest one
+ideals      the sets of nodes that a DAG's first stages can hold
+traffic     what crosses the boundaries of a DAG's stages
 brute       every split
 """
