@@ -78,13 +78,16 @@ def smallest_longest(
     """The stages on at most the ``available`` devices of each class whose longest one is shortest; None without any.
 
     ``sets`` are the ideals that may be used, all where it is not given. When the budget of CPU ``seconds`` ends, or
-    there are more than ``most`` ideals, the best of the linear orders is returned with what was proved until then.
+    there are more than ``most`` ideals, the best of the linear orders is returned with what was proved until then;
+    where these give nothing, or ideals are few, the budget does not count.
     """
     ends = time.process_time() + seconds
     ideals = dag.ideals(most) if sets is None else list(sets)
     best, bound = None, _bound(options, available)
     if ideals is None or len(ideals) > _FEW:
         best = _along_orders(dag, options, available, costs, sets)
+    if best is None:
+        ends = np.inf
     if ideals is not None and (best is None or best.value > bound):
         program = _Program(_family(dag, ideals, options), options, available, costs, ends)
         for limit in _limits(bound, best):
