@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
+import autopipe.schedules  # noqa: F401  (registers them)
 from autopipe.core.cluster import Link
 from autopipe.core.plan import FileRef, ModelRef, Plan, Prediction, ScheduleTable, Stage, TiedParameter
 from autopipe.core.profile import Profile
-from autopipe.core.schedule import Action, Op, Schedule
+from autopipe.core.schedule import Schedule, kind
 from autopipe.core.stage import stage_cost
 from autopipe.simulate import simulate
 from tests.synthetic import chain
@@ -88,29 +89,9 @@ def plan_of(
 
 def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
     """1F1B as the registry makes it."""
-    from autopipe.core.schedule import kind
-
     return kind("1F1B").schedule(ranks, micro_batches)
 
 
 def interleaved(ranks: int, per_rank: int, micro_batches: int) -> Schedule:
-    """Megatron's interleaved 1F1B (arXiv 2104.04473) by its formula; micro_batches is a multiple of ranks."""
-    total = per_rank * micro_batches
-
-    def nth(rank: int, turn: int, backward: bool) -> Action:
-        group, place = divmod(turn, ranks * per_rank)
-        chunk = place // ranks
-        chunk = per_rank - 1 - chunk if backward else chunk
-        return Action(chunk * ranks + rank, Op.B if backward else Op.F, group * ranks + place % ranks)
-
-    rows = []
-    for rank in range(ranks):
-        ahead = min(total, (per_rank - 1) * ranks + 2 * (ranks - 1 - rank) + 1)
-        row = [nth(rank, turn, False) for turn in range(ahead)]
-        for turn in range(total):
-            row.append(nth(rank, turn, True))
-            if ahead + turn < total:
-                row.append(nth(rank, ahead + turn, False))
-        rows.append(tuple(row))
-    placement = tuple(stage % ranks for stage in range(ranks * per_rank))
-    return Schedule("Interleaved1F1B", placement, tuple(rows))
+    """Interleaved 1F1B as the registry makes it."""
+    return kind("Interleaved1F1B").schedule(ranks, micro_batches, stages_per_rank=per_rank)

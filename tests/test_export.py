@@ -246,30 +246,13 @@ def test_nothing_is_lost_where_the_trainer_can_express_it_all():
         ("device-map", []),
     ],
 )
-def test_what_a_trainer_cannot_express_is_listed(name, lost, interleaved_kind):
+def test_what_a_trainer_cannot_express_is_listed(name, lost):
     losses = remaining(lossy(), export.trainer(name)).losses
     assert len(losses) == len(lost)
     assert all(said.startswith(start) for said, start in zip(losses, lost, strict=True))
 
 
-@pytest.fixture
-def interleaved_kind(monkeypatch):
-    """Interleaved1F1B in the registry, whether or not it is shipped."""
-    from autopipe.core import schedule
-
-    if "Interleaved1F1B" not in schedule._KINDS:
-        made = schedule.Kind(
-            "Interleaved1F1B",
-            lambda shape, times: interleaved(shape.ranks, shape.stages // shape.ranks, shape.micro_batches).order,
-            "loop",
-            (),
-            lambda shape: None,
-        )
-        monkeypatch.setitem(schedule._KINDS, made.name, made)
-        monkeypatch.setitem(schedule._ALIASES, made.name.lower(), made.name)
-
-
-def test_what_remains_is_priced_by_the_simulator(interleaved_kind):
+def test_what_remains_is_priced_by_the_simulator():
     plan, profile = lossy(), llama(6)
     rest = remaining(plan, export.trainer("megatron"))
     found = predict(plan, rest, profile)
@@ -279,7 +262,7 @@ def test_what_remains_is_priced_by_the_simulator(interleaved_kind):
     assert found.step_s != pytest.approx(plan.predicted.step_s, rel=1e-3)
 
 
-def test_without_the_profile_other_recomputation_has_no_price(interleaved_kind):
+def test_without_the_profile_other_recomputation_has_no_price():
     plan = lossy()
     rest = remaining(plan, export.trainer("megatron"))
     assert predict(plan, rest, None) is None
@@ -368,7 +351,7 @@ def test_the_model_s_path_is_seen_from_the_folder(run, tmp_path):
     assert uneven().digest in text
 
 
-def test_a_lossy_export_fails_with_the_list_and_writes_nothing(run, tmp_path, interleaved_kind):
+def test_a_lossy_export_fails_with_the_list_and_writes_nothing(run, tmp_path):
     profile = llama(6)
     files.write(profile, "llama.profile.json")
     replace(lossy(), profile=FileRef(profile.digest, "llama.profile.json")).save("plan.json")
@@ -380,7 +363,7 @@ def test_a_lossy_export_fails_with_the_list_and_writes_nothing(run, tmp_path, in
     assert not (tmp_path / "out").exists()
 
 
-def test_a_lossy_export_that_is_allowed_carries_its_losses_and_its_price(run, tmp_path, interleaved_kind):
+def test_a_lossy_export_that_is_allowed_carries_its_losses_and_its_price(run, tmp_path):
     profile = llama(6)
     files.write(profile, "llama.profile.json")
     plan = replace(lossy(), profile=FileRef(profile.digest, "llama.profile.json"))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 
 from autopipe.core.errors import CannotExport
 from autopipe.core.plan import Plan
+from autopipe.core.table_csv import to_csv
 
 
 def comment(lines: Iterable[str]) -> str:
@@ -17,9 +16,7 @@ def comment(lines: Iterable[str]) -> str:
 
 def schedule_csv(plan: Plan) -> str:
     """The plan's table as torch's pipeline runtime loads it: a row a rank, a cell an action."""
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(plan.schedule.order)
-    return stream.getvalue()
+    return to_csv(plan.schedule.parsed())
 
 
 def placement(plan: Plan, trainer: str) -> str:

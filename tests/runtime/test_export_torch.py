@@ -16,7 +16,7 @@ import pytest
 from autopipe import export
 from autopipe.core.plan import ModelRef, Plan
 from autopipe.core.profile import CostTable, LayerCost, Profile
-from autopipe.core.schedule import Action, Schedule
+from autopipe.core.schedule import Schedule, kind
 from autopipe.runtime.capture import capture
 from autopipe.runtime.profiling import facts_of
 from autopipe.runtime.workload import ModelFile
@@ -38,14 +38,8 @@ def profile_of(name: str) -> Profile:
 
 
 def zero_bubble_v() -> Schedule:
-    """torch's own ZBVZeroBubble on two ranks with four micro-batches."""
-    from torch.distributed.pipelining.schedules import ScheduleZBVZeroBubble
-
-    made = object.__new__(ScheduleZBVZeroBubble)  # its table needs nothing of a process group but its size
-    vars(made).update(pp_group_size=2, num_stages=4, _num_stages=4, _n_microbatches=4, n_local_stages=2, rank=0)
-    rows = [made._calculate_single_rank_operations(rank) for rank in range(2)]
-    order = tuple(tuple(Action.parse(str(action)) for action in row if action is not None) for row in rows)
-    return Schedule("ZBVZeroBubble", (0, 1, 1, 0), order)
+    """ZB-V on two ranks with four micro-batches."""
+    return kind("ZB-V").schedule(2, 4, stages_per_rank=2)
 
 
 def synthesized() -> Schedule:
