@@ -22,7 +22,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    epilog="Every command takes --debug: a traceback where there would be one line.",
 )
 
 Devices = Annotated[int | None, typer.Option(min=1, help="How many devices; with --cluster its first N.")]
@@ -30,6 +29,7 @@ MicroBatch = Annotated[str | None, typer.Option(metavar="1,2,4", help="Micro-bat
 Threads = Annotated[int, typer.Option(min=1, help="Threads of one device, where a device is a process on a CPU.")]
 Budget = Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Stop measuring layers after this time.")]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback where there would be one line.")]
 
 
 @app.command()
@@ -42,6 +42,7 @@ def profile(
     optimizer: Annotated[str, typer.Option(help="Optimizer to time: sgd, momentum, adam, adamw.")] = "adamw",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The profile's file.")] = None,
     as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Measure what each layer of a model costs."""
     from autopipe.core import files
@@ -85,6 +86,7 @@ def plan(
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The plan's file.")] = Path("plan.json"),
     as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Choose cuts, depth, micro-batch and schedule for a model on these devices."""
     from autopipe.core import files, units
@@ -110,11 +112,14 @@ def plan(
     )
     if as_json:
         print(files.to_json(made.plan), end="")
+        if made.ours:
+            _progress(made.comparison)
     else:
         from autopipe.report.terminal import plan_text, show
 
+        said = plan_text(made.plan, profile=made.profile, cluster=made.cluster, folder=output.parent)
         compared = f"\n{made.comparison}" if made.ours else ""
-        show(f"{plan_text(made.plan, profile=made.profile, cluster=made.cluster)}{compared}\nwrote     {output}")
+        show(f"{said}{compared}\nwrote     {output}")
 
 
 @app.command()
@@ -127,6 +132,7 @@ def check(
         float | None, typer.Option(min=0, metavar="SECONDS", help="When a silent rank counts as hung.")
     ] = None,
     as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Run a plan on local processes and compare: times, memory, losses and gradients."""
     from autopipe.core import files
@@ -149,14 +155,20 @@ def show(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with pictures to this file.")] = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the timelines for Perfetto.")] = None,
     why: Annotated[bool, typer.Option("--why", help="Say what other devices, links or batches would change.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Print a plan, its schedule, and what running it showed; or write it as a page or a trace."""
+    from autopipe.core import files
     from autopipe.report import terminal
     from autopipe.workflow import explain_plan, open_plan, origins, write_report, write_trace
 
     shown, result = open_plan(plan)
     found = origins(plan, shown)
-    parts = [terminal.plan_text(shown, measured=result), terminal.schedule_text(shown.schedule.parsed())]
+    parts = [
+        terminal.plan_text(shown, measured=result, folder=plan.parent),
+        terminal.schedule_text(shown.schedule.parsed()),
+    ]
     if result:
         parts.append(terminal.check_text(result, plan=shown))
     reason = explain_plan(shown, found) if why else ""
@@ -166,7 +178,11 @@ def show(
         parts.append(f"wrote     {write_report(html, shown, result, found, reason)}")
     if trace:
         parts.append(f"wrote     {write_trace(trace, shown, result)}")
-    terminal.show("\n\n".join(parts))
+    if as_json:
+        content = {"plan": files.as_object(shown), "check": files.as_object(result) if result else None}
+        print(files.json_text(content | ({"why": reason} if why else {})), end="")
+    else:
+        terminal.show("\n\n".join(parts))
 
 
 @app.command()
@@ -185,6 +201,7 @@ def schedule(
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the picture.")] = None,
     as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Explore one schedule: makespan, idle, activations in flight, bound, and the picture."""
     from autopipe.exploring import explore, stage_seconds
@@ -212,12 +229,19 @@ def export(
     to: Annotated[str, typer.Option(metavar="TRAINER", help="torch, torchtitan, megatron, automodel, deepspeed, …")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where the files go.")] = Path(),
     allow_lossy: Annotated[bool, typer.Option("--allow-lossy", help="Export what the trainer can express.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Write a plan as another trainer takes it."""
+    from autopipe.core import files
     from autopipe.export.writing import export_plan
-    from autopipe.report.terminal import show
 
     made = export_plan(plan, to, output, allow_lossy=allow_lossy)
+    if as_json:
+        print(files.json_text({"files": list(map(str, made.paths)), "heading": made.heading}), end="")
+        return
+    from autopipe.report.terminal import show
+
     show("\n".join([*made.heading, *(f"wrote     {path}" for path in made.paths)]))
 
 
@@ -226,16 +250,23 @@ def cluster(
     devices: Annotated[int, typer.Option(min=1, help="How many local devices.")] = 2,
     threads: Threads = 1,
     output: Annotated[Path, typer.Option("-o", "--output", help="The cluster's file.")] = Path("cluster.json"),
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Measure latency and bandwidth between local devices."""
     from autopipe.core import files
-    from autopipe.report.terminal import cluster_text, show
-    from autopipe.runtime.links import measure_cluster
     from autopipe.workflow import require_folder
 
     require_folder(output)
+    from autopipe.runtime.links import measure_cluster
+
     measured = measure_cluster(devices, threads=threads, progress=_progress)
     files.write(measured, output)
+    if as_json:
+        print(files.to_json(measured), end="")
+        return
+    from autopipe.report.terminal import cluster_text, show
+
     show(f"{cluster_text(measured)}\nwrote     {output}")
 
 
@@ -250,25 +281,34 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 def main() -> None:
     """The ``autopipe`` command; never returns."""
     debug = "--debug" in sys.argv[1:]
+    given = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        app([argument for argument in sys.argv[1:] if argument != "--debug"], prog_name="autopipe")
-    except SystemExit as end:
-        if end.code == 130:
-            _say("interrupted")
-        raise
+        code = app(given or ["--help"], prog_name="autopipe", standalone_mode=False)
     except Exception as error:
         if debug:
             traceback.print_exc()
         _say(_line(error))
         sys.exit(error.exit_code if isinstance(error, AutopipeError) else 2)
+    if code == 130:
+        _say("interrupted")
+    sys.exit(code)
 
 
 def _line(error: Exception) -> str:
     """A user's mistake as it is; anything else by its name, with the way to its traceback."""
     if isinstance(error, AutopipeError):
         return f"error: {error}"
+    if hasattr(error, "format_message"):  # what typer says of arguments
+        return f"error: {_usage(error.format_message(), getattr(error, 'ctx', None))}"
     said = str(error).strip().splitlines()
     return f"unexpected {type(error).__name__}: {said[0] if said else 'no message'} (run again with --debug)"
+
+
+def _usage(said: str, context: typer.Context | None) -> str:
+    """What is wrong with the arguments, in one line, and whose help says more."""
+    command = context.command_path if context else "autopipe"
+    words = " ".join(said.split()).rstrip(".")
+    return f"{words[:1].lower()}{words[1:]}: see {command} --help"
 
 
 def _say(message: str) -> None:

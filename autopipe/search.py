@@ -72,7 +72,7 @@ def plan(
     )
     answer = search(space)
     if answer.best is None:
-        raise no_plan_fits(space, free_depth=depths is None)
+        raise no_plan_fits(space, free_depth=depths is None, headroom=headroom)
     chosen = outcome(answer.best.case, answer.best.found.positions)
     validate(chosen.case.schedule, can_split_backward=can_split(chosen))
     others = rejected(space, chosen)

@@ -6,7 +6,6 @@ and torch is never imported.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from autopipe.core import files
 from autopipe.core.cluster import Cluster
 from autopipe.core.errors import FileError, UsageError
+from autopipe.core.paths import relative
 from autopipe.core.plan import FileRef, ModelRef, Plan
 from autopipe.core.profile import Profile, content_digest
 from autopipe.core.result import CheckResult
@@ -193,11 +193,6 @@ def model_ref(source: str, profile: Profile, folder: Path) -> ModelRef:
 
     model = ModelFile.parse(source)
     return ModelRef(profile.model, relative(model.path, folder), model.builder, model.digest)
-
-
-def relative(path: str | Path | None, folder: Path) -> str | None:
-    """The path as seen from a folder."""
-    return None if path is None else Path(os.path.relpath(path, folder)).as_posix()
 
 
 def run_check(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from html import escape
+from pathlib import Path
 
 import pytest
 
@@ -56,7 +57,6 @@ def test_help_names_every_verb(run):
     assert re.findall(r"^  (\w+)  ", out, re.MULTILINE) == [
         "profile", "plan", "check", "show", "schedule", "export", "cluster",
     ]  # fmt: skip
-    assert "--debug" in out
 
 
 @pytest.mark.parametrize("verb", ["profile", "plan", "check", "show", "schedule", "export", "cluster"])
@@ -64,6 +64,8 @@ def test_every_verb_has_help(run, verb):
     code, out, _ = run(verb, "--help")
     assert code == 0
     assert f"Usage: autopipe {verb}" in out
+    assert "--debug" in out
+    assert "--json" in out
 
 
 @pytest.mark.parametrize(
@@ -84,11 +86,20 @@ def test_every_verb_has_help(run, verb):
         ["show"],
     ],
 )
-def test_wrong_usage_is_exit_2_and_no_traceback(run, arguments):
+def test_wrong_usage_is_exit_2_and_one_line(run, arguments):
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
-    assert "Traceback" not in err
-    assert "Usage: autopipe" in err
+    assert re.fullmatch(r"autopipe: error: [^\n]+: see autopipe( \w+)? --help\n", err)
+
+
+def test_wrong_usage_names_the_argument(run):
+    assert "no such option: --paln" in run("plan", "model.py", "--global-batch", "8", "--paln")[2]
+    assert "missing option '--global-batch'" in run("plan", "model.py")[2]
+    assert "no such command 'fly'" in run("fly")[2]
+
+
+def test_the_bare_command_is_its_help(run):
+    assert run() == run("--help")
 
 
 @pytest.mark.parametrize(
@@ -136,9 +147,20 @@ def test_files_that_do_not_fit_are_one_line(run, made, arguments, message):
 def test_show_prints_plan_schedule_and_check(run, made):
     code, out, err = run("show", "plan.json")
     assert (code, err) == (0, "")
-    assert terminal.plan_text(plan(), measured=check_result()) in out
+    assert terminal.plan_text(plan(), measured=check_result(), folder=Path()) in out
     assert terminal.schedule_text(plan().schedule.parsed()) in out
     assert terminal.check_text(check_result(), plan=plan()) in out
+
+
+def test_show_as_json_is_plan_and_check(run, made):
+    code, out, err = run("show", "plan.json", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {
+        "plan": json.loads((made / "plan.json").read_text()),
+        "check": json.loads((made / "plan.check.json").read_text()),
+    }
+    (made / "plan.check.json").unlink()
+    assert json.loads(run("show", "plan.json", "--json")[1])["check"] is None
 
 
 def test_show_writes_a_page_that_needs_neither_profile_nor_network(run, made):
@@ -201,7 +223,10 @@ def test_a_profile_is_planned_into_a_file_that_show_reads(run, made):
     code, out, err = run(*PLAN, "-o", "new.json")
     assert (code, err) == (0, "")
     written = files.load("new.json")
-    assert out == f"{terminal.plan_text(written, profile=profile(), cluster=cluster())}\nwrote     new.json\n"
+    assert (
+        out
+        == f"{terminal.plan_text(written, profile=profile(), cluster=cluster(), folder=Path())}\nwrote     new.json\n"
+    )
     assert written.profile.path == "gpt2.profile.json"
     assert written.cluster.path == "cluster.json"
     assert (written.model.name, written.model.path) == ("gpt2.py", None)
@@ -219,6 +244,25 @@ def test_paths_in_a_plan_are_relative_to_it(run, made):
     (made / "plans").mkdir()
     assert run(*PLAN, "-o", "plans/plan.json")[0] == 0
     assert files.load("plans/plan.json").profile.path == "../gpt2.profile.json"
+
+
+def test_paths_are_printed_as_the_current_folder_sees_them(run, made, monkeypatch):
+    (made / "plans").mkdir()
+    _, planned, _ = run(*PLAN, "-o", "plans/plan.json")
+    _, shown, _ = run("show", "plans/plan.json")
+    for out in (planned, shown):
+        assert re.search(r"^profile .* gpt2\.profile\.json$", out, re.MULTILINE)
+        assert "../" not in out
+    monkeypatch.chdir(made / "plans")
+    assert re.search(r"^profile .* \.\./gpt2\.profile\.json$", run("show", "plan.json")[1], re.MULTILINE)
+
+
+def test_paths_hold_behind_a_link_to_a_folder(run, made, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (made / "link").symlink_to(elsewhere)
+    assert run(*PLAN, "-o", "link/plan.json")[0] == 0
+    found = elsewhere / str(files.load("link/plan.json").profile.path)
+    assert found.resolve() == (made / "gpt2.profile.json").resolve()
 
 
 def test_devices_takes_the_first_of_the_cluster(run, made):

@@ -94,5 +94,5 @@ def test_what_it_refuses_it_refuses_with_a_reason(kind: Kind, data: st.DataObjec
     reason = kind.refuses(shape)
     if reason:
         per_rank = len(shape.placement) // shape.ranks
-        with pytest.raises(UsageError, match=f"{kind.name} cannot run {shape.micro_batches} micro-batches"):
+        with pytest.raises(UsageError, match=f"{kind.name} cannot run {shape.micro_batches} micro-batch"):
             kind.schedule(shape.ranks, shape.micro_batches, stages_per_rank=per_rank)

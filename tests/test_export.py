@@ -289,7 +289,7 @@ def test_recomputing_everything_is_no_loss():
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("deepspeed", "1F1B takes 1 stages a rank, not 2"), ("accelerate", "4 stages on 2 ranks")]
+    ("name", "message"), [("deepspeed", "1F1B takes 1 stage a rank, not 2"), ("accelerate", "4 stages on 2 ranks")]
 )
 def test_several_stages_on_a_rank_are_refused_where_there_is_no_way(name, message):
     with pytest.raises(CannotExport, match=message):

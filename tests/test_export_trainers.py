@@ -10,12 +10,13 @@ import socket
 import subprocess
 import sys
 import types
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from autopipe import export
+from autopipe.core.errors import CannotExport
 from autopipe.core.plan import Plan
 from tests.exports import interleaved, llama, one_f_one_b, plan_of
 
@@ -60,36 +61,78 @@ def torchrun(ranks: int, folder: Path, *command: str) -> subprocess.CompletedPro
 # --- torchtitan ---
 
 
-def configuration(spelling: str, layers: int = 6) -> types.SimpleNamespace:
-    """A Trainer.Config as far as the module looks at it, in one of the two spellings of the micro-batch field."""
-    parallelism = make_dataclass("ParallelismConfig", [(spelling, int, field(default=1))])
+COMMON = (
+    "pipeline_parallel_degree data_parallel_replicate_degree pipeline_parallel_schedule "
+    "pipeline_parallel_schedule_csv module_fqns_per_model_part"
+)
+PARALLELISM = {
+    "0.3": f"{COMMON} pipeline_parallel_microbatch_size",
+    "main": f"{COMMON} num_pp_microbatches",
+}
+TRAINING = {
+    "0.3": "local_batch_size global_batch_size seq_len disable_cuda_graphs",
+    "main": "num_tokens_per_microbatch_per_dp_rank num_tokens_per_train_step max_context_length disable_cuda_graphs",
+}
+"""The fields of torchtitan's dataclasses that a plan sets, in release 0.3 and in August 2026; both take no others."""
+
+
+def configuration(release: str, layers: int = 6) -> types.SimpleNamespace:
+    """A Trainer.Config as far as the module looks at it."""
+
+    def part(names: str) -> object:
+        return make_dataclass("Part", [(name, object, field(default=None)) for name in names.split()], slots=True)()
+
     model = types.SimpleNamespace(layers=[None] * layers)
-    return types.SimpleNamespace(
-        model_spec=types.SimpleNamespace(model=model), parallelism=parallelism(), training=types.SimpleNamespace()
+    made = types.SimpleNamespace(
+        model_spec=types.SimpleNamespace(model=model),
+        parallelism=part(PARALLELISM[release]),
+        training=part(TRAINING[release]),
     )
+    if release == "main":
+        made.training.max_context_length = 100
+    return made
 
 
-@pytest.mark.parametrize(("spelling", "value"), [("pipeline_parallel_microbatch_size", 2), ("num_pp_microbatches", 4)])
-def test_the_torchtitan_module_writes_the_field_that_is_there(tmp_path, spelling, value):
-    write("torchtitan", tmp_path)
-    config = load(tmp_path / "autopipe_torchtitan.py").planned(configuration(spelling))
-    assert getattr(config.parallelism, spelling) == value
-    assert {f.name for f in fields(config.parallelism)} == {spelling}
-    other = {"pipeline_parallel_microbatch_size", "num_pp_microbatches"} - {spelling}
-    assert not other & set(vars(config.parallelism))
-    assert Path(config.parallelism.pipeline_parallel_schedule_csv) == tmp_path / "schedule.csv"
-    assert [name for part in config.parallelism.module_fqns_per_model_part for name in part] == [
+@pytest.mark.parametrize("release", PARALLELISM)
+def test_the_torchtitan_module_writes_the_fields_that_are_there(tmp_path, release):
+    plan = replace(uneven(), replicas=3, global_batch=24)
+    write("torchtitan", tmp_path, plan)
+    config = load(tmp_path / "autopipe_torchtitan.py").planned(configuration(release))
+    set_ = {f.name: getattr(config.parallelism, f.name) for f in fields(config.parallelism)}
+    assert Path(set_.pop("pipeline_parallel_schedule_csv")) == tmp_path / "schedule.csv"
+    assert [name for part in set_.pop("module_fqns_per_model_part") for name in part] == [
         "tok_embeddings",
         *(f"layers.{i}" for i in range(6)),
         "norm",
         "lm_head",
     ]
+    assert set_.pop("pipeline_parallel_microbatch_size" if release == "0.3" else "num_pp_microbatches") == (
+        2 if release == "0.3" else 4
+    )
+    assert set_ == {
+        "pipeline_parallel_degree": 2,
+        "data_parallel_replicate_degree": 3,
+        "pipeline_parallel_schedule": "1F1B",
+    }
+    training = {f.name: getattr(config.training, f.name) for f in fields(config.training)}
+    assert (
+        training
+        == {
+            "0.3": {"local_batch_size": 8, "global_batch_size": 24, "seq_len": None, "disable_cuda_graphs": True},
+            "main": {
+                "num_tokens_per_microbatch_per_dp_rank": 200,
+                "num_tokens_per_train_step": 2400,
+                "max_context_length": 100,
+                "disable_cuda_graphs": True,
+            },
+        }[release]
+    )
 
 
 def test_the_torchtitan_module_refuses_a_model_of_another_length(tmp_path):
     write("torchtitan", tmp_path)
     with pytest.raises(ValueError, match=r"a model of 6 layers.*has 5"):
-        load(tmp_path / "autopipe_torchtitan.py").planned(configuration("num_pp_microbatches", layers=5))
+        load(tmp_path / "autopipe_torchtitan.py").planned(configuration("main", layers=5))
 
 
 def test_torchtitan_parses_the_module(tmp_path, monkeypatch):
@@ -208,6 +251,12 @@ def test_the_automodel_section_is_yaml_with_the_dataclass_s_fields(tmp_path):
     names = [name for part in pipeline["module_fqns_per_model_part"] for name in part]
     assert names.count("model.rotary_emb") == 2
     assert [name for name in names if name != "model.rotary_emb"] == [layer.name for layer in llama(6).layers]
+
+
+def test_automodel_is_not_given_fewer_micro_batches_than_ranks():
+    few = plan_of(llama(6), [3], one_f_one_b(2, 1))
+    with pytest.raises(CannotExport, match=r"at least as many micro-batches as ranks, the plan has 1 on 2"):
+        export.trainer("automodel").files(few)
 
 
 def test_automodel_s_own_dataclass_takes_the_fields(tmp_path):

@@ -254,8 +254,8 @@ def test_no_plan_fits_says_how_much_and_what_to_try() -> None:
     with pytest.raises(NoPlanFits) as caught:
         plan(heavy(), cluster(2), global_batch=16, micro_batches=[4], recompute="none", memory_bytes=4 * GIB)
     assert str(caught.value) == (
-        "no plan fits: the smallest needs 6.00 GiB on rank 0, the limit is 3.80 GiB "
-        "(weights, gradients and optimizer 2.00 GiB, activations 4.00 GiB). "
+        "no plan fits: the smallest needs 6.00 GiB on rank 0, the limit is 3.80 GiB, "
+        "4.00 GiB less a headroom of 5.0 % (weights, gradients and optimizer 2.00 GiB, activations 4.00 GiB). "
         "Try --micro-batch 1, --recompute auto or --devices 7."
     )
 
@@ -346,7 +346,7 @@ def test_links_and_filling_can_be_the_limit() -> None:
     slow = plan(chain([1.0, 1.0]), cluster(2, link=Link(9.0, 1e9)), global_batch=2, depths=[2])
     assert slow.limited_by == "the links"
     short = plan(chain([1.0] * 4), cluster(4), global_batch=1, depths=[4])
-    assert short.limited_by == "filling and draining 4 stages, 1 micro-batches"
+    assert short.limited_by == "filling and draining 4 stages, 1 micro-batch"
 
 
 def test_faster_devices_take_more_layers() -> None:

@@ -98,3 +98,17 @@ def test_a_printed_bandwidth_reads_back_to_three_digits(rate):
 )
 def test_a_tick_has_the_digits_that_tell_it_from_the_next(seconds, step_s, text):
     assert units.format_tick(seconds, step_s) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "what", "text"),
+    [
+        (1, "micro-batch", "1 micro-batch"),
+        (2, "micro-batch", "2 micro-batches"),
+        (0, "process", "0 processes"),
+        (1, "rank", "1 rank"),
+        (3, "tied parameter", "3 tied parameters"),
+    ],
+)
+def test_one_thing_is_not_several(number, what, text):
+    assert units.many(number, what) == text

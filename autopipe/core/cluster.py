@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autopipe.core.errors import UsageError
+from autopipe.core.units import many
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Cluster:
         widest = self.tiers[-1].ranks if self.tiers else 1
         if widest < len(self):
             raise UsageError(
-                f"cluster {self.name!r} has {len(self)} devices, but its outermost tier joins only {widest}"
+                f"cluster {self.name!r} has {many(len(self), 'device')}, but its outermost tier joins only {widest}"
             )
 
     def __len__(self) -> int:
@@ -127,7 +128,7 @@ class Cluster:
         """The first ``count`` devices. Raises UsageError when there are fewer."""
         if count < 1 or count > len(self):
             raise UsageError(
-                f"{count} devices wanted, cluster {self.name!r} has {len(self)}: use --devices 1…{len(self)}"
+                f"{many(count, 'device')} wanted, cluster {self.name!r} has {len(self)}: use --devices 1…{len(self)}"
             )
         kept: list[Device] = []
         for device in self.devices:

@@ -87,8 +87,19 @@ def write_text(text: str, path: str | Path) -> None:
 
 def to_json(value: Plan | Profile | Cluster | Timeline | CheckResult | StageSeconds) -> str:
     """The file's text."""
-    head = {"format": _FORMATS[type(value)], "version": VERSION}
-    return json.dumps(head | plain(value), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    return json_text(as_object(value))
+
+
+def as_object(value: Plan | Profile | Cluster | Timeline | CheckResult | StageSeconds) -> dict[str, Any]:
+    """The file's object."""
+    head: dict[str, Any] = {"format": _FORMATS[type(value)], "version": VERSION}
+    fields_: dict[str, Any] = plain(value)
+    return head | fields_
+
+
+def json_text(content: Any) -> str:
+    """Plain data as the files are written: one space a level, nothing that JSON does not know."""
+    return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def plain(value: Any) -> Any:
@@ -114,7 +125,8 @@ def from_json(text: str, kind: type[T], where: str = "the text") -> T:
     try:
         return _CONVERTER.structure(body, kind)
     except cattrs.BaseValidationError as error:
-        raise FileError(f"{where}: {'; '.join(cattrs.transform_error(error, format_exception=_said)[:3])}") from None
+        said = map(_placed, cattrs.transform_error(error, format_exception=_said)[:3])
+        raise FileError(f"{where}: {'; '.join(said)}") from None
     except AutopipeError as error:
         raise FileError(f"{where}: {error}") from None
 
@@ -158,6 +170,12 @@ def _bad_numbers(value: Any, path: str, quantity: bool = False) -> Iterator[tupl
         yield path, f"is {value}, it must be a finite number"
     elif quantity and isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
         yield path, f"is {value}, it cannot be negative"
+
+
+def _placed(said: str) -> str:
+    """What cattrs says of a field, behind the field's path; the whole file needs none."""
+    said, _, path = said.rpartition(" @ ")
+    return said if path == "$" else f"{path}: {said}"
 
 
 def _said(error: BaseException, kind: type | None) -> str:

@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from autopipe.core.errors import ScheduleError, UsageError
+from autopipe.core.units import many
 
 _ACTION = re.compile(r"(\d+)(F|B|I|W|O)(\d+)\Z")
 
@@ -191,7 +192,8 @@ class Kind:
         """Which rank holds each stage. Raises UsageError for a number of stages that it does not take."""
         if not self.takes(stages_per_rank):
             allowed = " or ".join(map(str, self.stages_per_rank))
-            raise UsageError(f"{self.name} takes {allowed} stages a rank, not {stages_per_rank}")
+            what = "stage" if allowed == "1" else "stages"
+            raise UsageError(f"{self.name} takes {allowed} {what} a rank, not {stages_per_rank}")
         return place(self.placement, ranks, stages_per_rank)
 
     def schedule(
@@ -214,9 +216,8 @@ class Kind:
         """As ``schedule``, for a shape whose placement is this schedule's."""
         reason = self.refuses(shape)
         if reason:
-            raise UsageError(
-                f"{self.name} cannot run {shape.micro_batches} micro-batches on {shape.ranks} ranks: {reason}"
-            )
+            where = f"{many(shape.micro_batches, 'micro-batch')} on {many(shape.ranks, 'rank')}"
+            raise UsageError(f"{self.name} cannot run {where}: {reason}")
         uniform = [StageTimes(1.0, 2.0, 1.0, 1.0)] * shape.stages
         return Schedule(self.name, shape.placement, self.make(shape, times or uniform))
 

@@ -96,3 +96,9 @@ def format_count(number: float) -> str:
     if abs(number) < 1000:
         return f"{round(number)}"
     return _scaled(number, [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")])
+
+
+def many(number: int, what: str) -> str:
+    """``1, "micro-batch"`` -> ``1 micro-batch``; ``2, "process"`` -> ``2 processes``."""
+    plural = "es" if what.endswith(("s", "ch", "x")) else "s"
+    return f"{number} {what}{'' if number == 1 else plural}"

@@ -18,11 +18,16 @@ _SCHEDULES = {"loop": ("1F1B", "Interleaved1F1B"), "v": ("ZBVZeroBubble", "ZBVZe
 
 @exporter("automodel", target="NeMo AutoModel 0.7")
 def automodel(plan: Plan, heading: Heading) -> Files:
-    """``pipeline.yaml`` and ``schedule.csv``. Raises CannotExport for tied parameters and names without a place."""
+    """``pipeline.yaml`` and ``schedule.csv``. Raises CannotExport for what has no place."""
     if plan.ties:
         raise CannotExport(
             f"automodel refuses parameters that stages share: {plan.ties[0].name!r} is on stages "
             f"{', '.join(map(str, plan.ties[0].stages))}. Untie it in the model's config and plan again"
+        )
+    if plan.micro_batches < plan.depth:
+        raise CannotExport(
+            f"automodel wants at least as many micro-batches as ranks, the plan has {plan.micro_batches} on "
+            f"{plan.depth}: plan with a smaller --micro-batch or --depth"
         )
     names = [[*map(_name, stage), "model.rotary_emb"] for stage in stage_parts(plan, "automodel")]
     schedule = _SCHEDULES[placement(plan, "automodel")][len(plan.stages) > plan.depth]

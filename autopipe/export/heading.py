@@ -5,7 +5,7 @@ from __future__ import annotations
 from autopipe import __version__
 from autopipe.core.plan import Plan
 from autopipe.core.timeline import Timeline
-from autopipe.core.units import format_bytes, format_duration, format_percent
+from autopipe.core.units import format_bytes, format_duration, format_percent, many
 from autopipe.export.remaining import Remaining
 from autopipe.export.trainer import Heading, Trainer
 
@@ -16,8 +16,8 @@ def heading(plan: Plan, trainer: Trainer, rest: Remaining, predicted: Timeline |
     lines = [
         f"{plan.model.name} for {trainer.target}, by autopipe {__version__}",
         f"plan {plan.digest}",
-        f"{_count(len(plan.stages), 'stage')} on {_count(plan.depth, 'rank')}, {plan.schedule.name}, "
-        f"{plan.micro_batches} micro-batches of {plan.micro_batch}, global batch {plan.global_batch}",
+        f"{many(len(plan.stages), 'stage')} on {many(plan.depth, 'rank')}, {plan.schedule.name}, "
+        f"{many(plan.micro_batches, 'micro-batch')} of {plan.micro_batch}, global batch {plan.global_batch}",
     ]
     if trainer.split_only:
         lines.append("the split only: schedule, micro-batches and recomputation are not in this file")
@@ -40,7 +40,3 @@ def _remains(plan: Plan, predicted: Timeline | None, planned: str) -> list[str]:
         if peak > limit
     ]
     return lines + [f"what remains does not fit: {line}" for line in over]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

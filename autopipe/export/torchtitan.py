@@ -40,21 +40,30 @@ def planned(config):
     layers = len(config.model_spec.model.layers)
     if layers != $layers:
         raise ValueError(f"the plan is for a model of $layers layers, {BASE} has {layers}")
-    parallelism = config.parallelism
+    parallelism, training = config.parallelism, config.training
     parallelism.pipeline_parallel_degree = $ranks
+    parallelism.data_parallel_replicate_degree = $replicas
     parallelism.pipeline_parallel_schedule = "$schedule"  # sets which rank has which stage; the order is the file's
     parallelism.pipeline_parallel_schedule_csv = str(Path(__file__).with_name("schedule.csv"))
     parallelism.module_fqns_per_model_part = MODULE_FQNS_PER_MODEL_PART
-    if "num_pp_microbatches" in {field.name for field in fields(parallelism)}:  # torchtitan after 0.3
+    if "num_pp_microbatches" in names(parallelism):  # torchtitan after 0.3
         parallelism.num_pp_microbatches = $micro_batches
     else:
         parallelism.pipeline_parallel_microbatch_size = $micro_batch
-    config.training.local_batch_size = $local_batch
-    config.training.global_batch_size = $global_batch
-    if hasattr(config.training, "disable_cuda_graphs"):
-        config.training.disable_cuda_graphs = True  # torchtitan refuses them in a pipeline
+    if "local_batch_size" in names(training):
+        training.local_batch_size = $local_batch
+        training.global_batch_size = $global_batch
+    else:  # torchtitan after 0.3 counts tokens
+        training.num_tokens_per_microbatch_per_dp_rank = $micro_batch * training.max_context_length
+        training.num_tokens_per_train_step = $global_batch * training.max_context_length
+    training.disable_cuda_graphs = True  # torchtitan refuses them in a pipeline
     config.activation_checkpoint = $recompute
     return config
+
+
+def names(part):
+    """The fields of a part of the configuration: releases differ in them."""
+    return {field.name for field in fields(part)}
 ''')
 
 
@@ -76,6 +85,7 @@ def torchtitan(plan: Plan, heading: Heading) -> Files:
         schedule=_SCHEDULES[placement(plan, "torchtitan")][len(plan.stages) > plan.depth],
         micro_batch=plan.micro_batch,
         micro_batches=plan.micro_batches,
+        replicas=plan.replicas,
         local_batch=plan.micro_batch * plan.micro_batches,
         global_batch=plan.global_batch,
         recompute="FullAC.Config()" if recomputes_blocks(plan) else "None",

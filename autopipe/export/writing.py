@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import autopipe.schedules  # noqa: F401  (trainers' own schedules are looked up by name)
 from autopipe.core import files
 from autopipe.core.errors import CannotExport, FileError
+from autopipe.core.paths import relative
 from autopipe.core.plan import Plan
 from autopipe.core.profile import Profile
 from autopipe.export.heading import heading
@@ -62,5 +62,5 @@ def _seen_from(plan: Plan, path: Path, folder: Path) -> Plan:
     """The plan with its model's path relative to another folder."""
     if plan.model.path is None:
         return plan
-    moved = os.path.relpath(path.parent / plan.model.path, folder)
-    return replace(plan, model=replace(plan.model, path=Path(moved).as_posix()))
+    moved = relative(path.parent / plan.model.path, folder)
+    return replace(plan, model=replace(plan.model, path=moved))

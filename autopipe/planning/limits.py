@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from autopipe.core.units import many
 from autopipe.planning.outcome import Outcome
 from autopipe.planning.space import SAME, Space, search
 from autopipe.simulate import simulate
@@ -52,7 +53,7 @@ def _parts(chosen: Outcome) -> dict[str, float]:
         f"{_named(chosen, own, busiest)}": work[busiest] - optimizer,
         "the optimizer": optimizer,
         "the links": links,
-        f"filling and draining {case.stages} stages, {micro_batches} micro-batches": waiting - links,
+        f"filling and draining {many(case.stages, 'stage')}, {many(micro_batches, 'micro-batch')}": waiting - links,
     }
 
 

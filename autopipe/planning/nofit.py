@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autopipe.core.cluster import Cluster, Link, Tier
 from autopipe.core.errors import AutopipeError, NoPlanFits, UsageError
-from autopipe.core.units import format_bytes
+from autopipe.core.units import format_bytes, format_percent
 from autopipe.planning.outcome import Outcome
 from autopipe.planning.request import possible_depths, wanted_kinds
 from autopipe.planning.space import Space
@@ -17,10 +17,11 @@ _FURTHER = 4
 """More devices are tried up to so many times those on offer."""
 
 
-def no_plan_fits(space: Space, *, free_depth: bool) -> AutopipeError:
+def no_plan_fits(space: Space, *, free_depth: bool, headroom: float) -> AutopipeError:
     """The error: the plan that comes closest, what it needs and has, and what would make one fit.
 
-    ``free_depth`` says that the depth was not fixed, so that more devices would be used.
+    ``free_depth`` says that the depth was not fixed, so that more devices would be used; ``headroom`` is the part of
+    the memory that the limits leave free.
     """
     nearest = closest(space)
     if nearest is None and (why := space.refusal()):
@@ -32,12 +33,20 @@ def no_plan_fits(space: Space, *, free_depth: bool) -> AutopipeError:
     peak, limit = nearest.timeline.peak_bytes[rank], space.setting.limits[rank]
     own = [stage for stage, where in enumerate(nearest.case.schedule.placement) if where == rank]
     static = sum(nearest.costs[stage].static_bytes for stage in own)
+    what = f"weights, gradients and optimizer {format_bytes(static)}, activations {format_bytes(peak - static)}"
     help_ = list(_help(space, nearest, free_depth))
     return NoPlanFits(
-        f"no plan fits: the smallest needs {format_bytes(peak)} on rank {rank}, the limit is {format_bytes(limit)} "
-        f"(weights, gradients and optimizer {format_bytes(static)}, activations {format_bytes(peak - static)}). "
+        f"no plan fits: the smallest needs {format_bytes(peak)} on rank {rank}, the limit is {format_bytes(limit)}"
+        f"{_of_memory(limit, headroom)} ({what}). "
         + (f"Try {_either(help_)}." if help_ else "No other setting fits either: it takes devices with more memory.")
     )
+
+
+def _of_memory(limit: int, headroom: float) -> str:
+    """What the limit was taken from, where a headroom is kept free."""
+    if not headroom:
+        return ""
+    return f", {format_bytes(limit / (1 - headroom))} less a headroom of {format_percent(headroom)}"
 
 
 def _either(options: list[str]) -> str:

@@ -10,6 +10,7 @@ from autopipe.core.cluster import Cluster
 from autopipe.core.errors import UsageError
 from autopipe.core.profile import Profile
 from autopipe.core.schedule import Kind, kind, kinds
+from autopipe.core.units import many
 
 
 def wanted_depths(
@@ -60,11 +61,12 @@ def _check_depth(profile: Profile, cluster: Cluster, depth: int) -> None:
     if depth < 1:
         raise UsageError(f"depth {depth} is not possible: it is a number of stages, at least 1")
     if depth > layers:
-        raise UsageError(f"depth {depth} is more than the model's {layers} layers: use --depth 1…{stages}")
+        raise UsageError(f"depth {depth} is more than the model's {many(layers, 'layer')}: use --depth 1…{stages}")
     if depth > stages:
-        raise UsageError(f"depth {depth}: the model's {layers} layers can be cut into {stages} stages at most")
+        pieces = many(stages, "stage")
+        raise UsageError(f"depth {depth}: the model's {many(layers, 'layer')} can be cut into {pieces} at most")
     if depth > len(cluster):
-        raise UsageError(f"depth {depth} is more than the {len(cluster)} devices: use --depth 1…{len(cluster)}")
+        raise UsageError(f"depth {depth} is more than the {many(len(cluster), 'device')}: use --depth 1…{len(cluster)}")
 
 
 def wanted_micro_batches(profile: Profile, global_batch: int, sizes: Sequence[int] | None) -> tuple[int, ...]:

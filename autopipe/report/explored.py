@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopipe.core.units import format_duration, format_percent
+from autopipe.core.units import format_duration, format_percent, many
 from autopipe.exploring import Explored
 from autopipe.report.html import page, timeline_figure
 from autopipe.report.lanes import lanes
@@ -39,8 +39,8 @@ def explored_html(explored: Explored) -> str:
 
 def _shape(explored: Explored) -> str:
     table = explored.schedule
-    sizes = f"{table.ranks} ranks · {table.stages} stages · {table.micro_batches} micro-batches"
-    return f"{clean(table.name)} · {sizes}"
+    sizes = (many(table.ranks, "rank"), many(table.stages, "stage"), many(table.micro_batches, "micro-batch"))
+    return " · ".join((clean(table.name), *sizes))
 
 
 def _gap(explored: Explored) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
+from pathlib import Path
 
 from autopipe.core.cluster import Cluster, Link
+from autopipe.core.paths import seen
 from autopipe.core.plan import Plan, Rejected, Stage
 from autopipe.core.profile import Profile
 from autopipe.core.result import CheckResult
-from autopipe.core.units import format_bandwidth, format_bytes, format_count, format_duration, format_percent
+from autopipe.core.units import format_bandwidth, format_bytes, format_count, format_duration, format_percent, many
 
 NONE = "–"
 """Where there is no number."""
@@ -21,11 +23,6 @@ Row = Sequence[str]
 def clean(text: str) -> str:
     """The text on one line, with everything that does not print as an escape."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def many(number: int, what: str, plural: str = "s") -> str:
-    """``1 stage``, ``2 stages``."""
-    return f"{number} {what}{'' if number == 1 else plural}"
 
 
 def end_of(text: str, width: int) -> str:
@@ -49,19 +46,29 @@ def link_text(link: Link) -> str:
     return f"{format_bandwidth(link.bytes_per_s)}, {format_duration(link.latency_s)} a hop"
 
 
-def head_rows(plan: Plan, profile: Profile | None = None, cluster: Cluster | None = None) -> list[Row]:
-    """What was planned, for what devices, from what profile: label, text, and the file's path or nothing."""
-    layers = f"{plan.stages[-1].stop} layers"
+def head_rows(
+    plan: Plan, profile: Profile | None = None, cluster: Cluster | None = None, folder: Path | None = None
+) -> list[Row]:
+    """What was planned, for what devices, from what profile: label, text, and the file's path or nothing.
+
+    ``folder`` is where the plan's file lies: with it, paths are those of the current folder.
+    """
+    layers = many(plan.stages[-1].stop, "layer")
     size = f"{format_count(profile.parameters)} parameters" if profile else f"{_weights(plan)} of weights"
-    source = f"{plan.model.path}:{plan.model.builder}" if plan.model.path else ""
+    model, links, times = (_path(ref.path, folder) for ref in (plan.model, plan.cluster, plan.profile))
+    source = f"{model}:{plan.model.builder}" if model else ""
     sizes = " ".join(map(str, profile.micro_batches)) if profile else ""
     measured = f"{layers} × micro-batch {sizes}" if profile else f"digest {plan.profile.digest[:12]}"
     noise = f" · noise {format_percent(plan.noise)}" if plan.noise else ""
     return [
         (plan.model.name, f"{layers} · {size} · {plan.dtype}", source),
-        ("cluster", _cluster_line(plan, cluster), plan.cluster.path or ""),
-        ("profile", f"{measured}{noise}", plan.profile.path or ""),
+        ("cluster", _cluster_line(plan, cluster), links),
+        ("profile", f"{measured}{noise}", times),
     ]
+
+
+def _path(path: str | None, folder: Path | None) -> str:
+    return path or "" if path is None or folder is None else seen(path, folder)
 
 
 def _weights(plan: Plan) -> str:
@@ -85,7 +92,7 @@ def shape(plan: Plan) -> str:
         plan.schedule.name,
         many(len(plan.stages), "stage"),
         many(plan.replicas, "replica") if plan.replicas > 1 else "",
-        f"{many(plan.micro_batches, 'micro-batch', 'es')} of {plan.micro_batch}",
+        f"{many(plan.micro_batches, 'micro-batch')} of {plan.micro_batch}",
         f"global batch {plan.global_batch}",
         f"recomputation in {many(recomputed, 'layer')}" if recomputed else "",
     ]

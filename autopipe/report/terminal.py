@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
@@ -21,7 +22,7 @@ from autopipe.core.profile import LayerCost, Profile
 from autopipe.core.result import CheckResult
 from autopipe.core.schedule import Schedule
 from autopipe.core.timeline import Timeline
-from autopipe.core.units import format_bytes, format_count, format_duration, format_percent
+from autopipe.core.units import format_bytes, format_count, format_duration, format_percent, many
 from autopipe.report.rows import (
     LAYERS,
     Row,
@@ -31,7 +32,6 @@ from autopipe.report.rows import (
     head_rows,
     layer_range,
     link_text,
-    many,
     parity_rows,
     rejected_rows,
     shape,
@@ -59,14 +59,15 @@ def plan_text(
     profile: Profile | None = None,
     cluster: Cluster | None = None,
     measured: CheckResult | None = None,
+    folder: Path | None = None,
     width: int = 100,
 ) -> str:
     """The plan: what was planned for what, a row a stage, what to expect, and why not otherwise.
 
     With ``profile`` and ``cluster`` the head says what they hold; with ``measured`` the foot says what a run of
-    this plan showed.
+    this plan showed. ``folder`` is where the plan's file lies: with it, paths are those of the current folder.
     """
-    parts = [_plan_head(plan, profile, cluster), _stage_table(plan), _plan_foot(plan)]
+    parts = [_plan_head(plan, profile, cluster, folder), _stage_table(plan), _plan_foot(plan)]
     if plan.rejected:
         parts.append(_rejected_table(plan.rejected))
     return _text([_spaced(*parts[:2]), *parts[2:], Text(), _verdict(plan, measured)], width)
@@ -91,7 +92,8 @@ def profile_text(profile: Profile, *, width: int = 100) -> str:
 def schedule_text(schedule: Schedule, *, width: int = 100) -> str:
     """The action table, a row a rank; what does not fit the width is cut off with an ellipsis."""
     cell = max((len(str(action)) for row in schedule.order for action in row), default=0)
-    head = f"schedule   {schedule.name} · {schedule.ranks} ranks · {schedule.micro_batches} micro-batches"
+    size = f"{many(schedule.ranks, 'rank')} · {many(schedule.micro_batches, 'micro-batch')}"
+    head = f"schedule   {schedule.name} · {size}"
     rows = [
         _fit(f"rank {rank:>4}  " + " ".join(f"{action!s:<{cell}}" for action in row).rstrip(), width)
         for rank, row in enumerate(schedule.order)
@@ -101,9 +103,11 @@ def schedule_text(schedule: Schedule, *, width: int = 100) -> str:
 
 def cluster_text(cluster: Cluster, *, width: int = 100) -> str:
     """Devices and links."""
-    rows = [("cluster", f"{cluster.name} · {len(cluster)} devices · {cluster.origin}")]
+    rows = [("cluster", f"{cluster.name} · {many(len(cluster), 'device')} · {cluster.origin}")]
     rows += [("device", _device(device)) for device in cluster.devices]
-    rows += [("link", f"{tier.name} · joins {tier.ranks} ranks · {link_text(tier.link)}") for tier in cluster.tiers]
+    rows += [
+        ("link", f"{tier.name} · joins {many(tier.ranks, 'rank')} · {link_text(tier.link)}") for tier in cluster.tiers
+    ]
     rows += [("pair", f"ranks {pair.first} and {pair.second} · {link_text(pair.link)}") for pair in cluster.pairs]
     return _text([_lines(rows)], width)
 
@@ -167,8 +171,8 @@ def _bar(part: float) -> str:
 # a plan
 
 
-def _plan_head(plan: Plan, profile: Profile | None, cluster: Cluster | None) -> Table:
-    rows = head_rows(plan, profile, cluster)
+def _plan_head(plan: Plan, profile: Profile | None, cluster: Cluster | None, folder: Path | None) -> Table:
+    rows = head_rows(plan, profile, cluster, folder)
     return _lines((label, f"{text:<{_TEXT}}  {where}") for label, text, where in rows)
 
 
@@ -231,9 +235,9 @@ def _verdict(plan: Plan, measured: CheckResult | None) -> Table:
 
 def _profile_head(profile: Profile) -> list[Row]:
     ties = f" · {many(len(profile.ties), 'tied parameter')}" if profile.ties else ""
-    busy = f"{many(profile.processes, 'process', 'es')} busy, {many(profile.threads, 'thread')} each"
+    busy = f"{many(profile.processes, 'process')} busy, {many(profile.threads, 'thread')} each"
     return [
-        (profile.model, f"{len(profile.layers)} layers · {format_count(profile.parameters)} parameters{ties}"),
+        (profile.model, f"{many(len(profile.layers), 'layer')} · {format_count(profile.parameters)} parameters{ties}"),
         ("device", f"{profile.device} · {profile.dtype} · {busy}"),
         (profile.origin, f"noise {format_percent(profile.noise)} · {format_duration(profile.overhead_s)} an action"),
     ]

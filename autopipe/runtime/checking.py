@@ -15,6 +15,7 @@ import torch
 
 from autopipe.core import files
 from autopipe.core.errors import FileError, ModelError, UsageError
+from autopipe.core.paths import seen
 from autopipe.core.plan import Plan
 from autopipe.core.result import CheckResult, Measured, MeasuredStage, Parity
 from autopipe.core.schedule import Op
@@ -82,7 +83,7 @@ def _source(plan: Plan, folder: Path, model: str | InMemory | None) -> Source:
         raise UsageError(f"the plan of {plan.model.name} names no model file: give one with --model FILE")
     if model is not None:
         return ModelFile.parse(model)
-    source = ModelFile(str(folder / str(plan.model.path)), plan.model.builder)
+    source = ModelFile(seen(str(plan.model.path), folder), plan.model.builder)
     if plan.model.digest and source.digest != plan.model.digest:
         raise FileError(
             f"{source.path} has changed since it was planned (digest {source.digest[:12]}, "

@@ -27,7 +27,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from autopipe.core.errors import AutopipeError, RankFailed
+from autopipe.core.errors import AutopipeError, ModelError, RankFailed
 from autopipe.runtime.host import hurry_messages, keep_freed_memory
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ def launch(
                 results = elastic_launch(_config(ranks), _entry)(function, args, folder, threads, device, os.getpid())
             return [results[rank] for rank in range(ranks)]
         except ChildFailedError as error:
-            failure = _first_error(folder, error)
+            failure = _first_error(folder, ranks, error)
         except SignalException:
             failure = KeyboardInterrupt()
         finally:
@@ -119,6 +119,30 @@ def launch(
             _kill_all(folder, ranks)
             gc.collect()  # the launcher's semaphores, else Python warns of them at its end
         raise failure
+
+
+def apart(
+    function: Callable[..., T],
+    args: tuple[Any, ...],
+    *,
+    timeout_s: float,
+    threads: int = 1,
+    progress: Callable[[str], None] | None = None,
+) -> T:
+    """Run ``function(*args)`` in one process of its own, so that a model which ends or crashes its process is told.
+
+    Under torchrun, which watches its processes, it runs in this one. Raises the AutopipeError that the function
+    raised, or ModelError.
+    """
+    if dist.is_torchelastic_launched():
+        return function(*args)
+    try:
+        (result,) = launch(function, args, ranks=1, timeout_s=timeout_s, threads=threads, progress=progress)
+    except RankFailed as error:
+        failure = ModelError(str(error).replace("rank 0", "the model's process", 1))
+        failure.__notes__ = getattr(error, "__notes__", [])
+        raise failure from None
+    return result
 
 
 def _config(ranks: int) -> LaunchConfig:
@@ -190,6 +214,7 @@ def _entry(
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     beat = Beat(folder, rank, ranks)
     beat("starting")
+    _tell_exits(folder, rank)
     try:
         with process_group(threads, device):
             return function(*args)
@@ -224,7 +249,25 @@ def _single_host() -> bool:
 def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
-    os._exit(1)
+    _leave(1)
+
+
+_leave = os._exit
+
+
+def _tell_exits(folder: Path, rank: int) -> None:
+    """Let a model's os._exit be told with its line: it is silent, and with code 0 the launcher would wait for ever."""
+    process = os.getpid()
+
+    def told(status: int) -> NoReturn:
+        if os.getpid() == process:  # else a child that the model forked, which ends like this
+            caller = traceback.extract_stack()[-2]
+            where = f"{caller.filename}, line {caller.lineno}, in {caller.name}"
+            _note_error(folder, rank, RankFailed(f"rank {rank} ended with os._exit({status}): {where}"))
+            _leave(status or 1)
+        _leave(status)
+
+    os._exit = told
 
 
 def _note_error(folder: Path, rank: int, error: BaseException) -> None:
@@ -247,7 +290,7 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else '(no message)'}"
 
 
-def _first_error(folder: Path, failure: ChildFailedError) -> AutopipeError:
+def _first_error(folder: Path, ranks: int, failure: ChildFailedError) -> AutopipeError:
     """The error of the rank that failed first; what others say of a lost peer is only its echo."""
     noted = []
     for path in folder.glob("error-*"):
@@ -266,9 +309,28 @@ def _first_error(folder: Path, failure: ChildFailedError) -> AutopipeError:
         error.__notes__ = [text]  # shown by --debug only
         return error
     rank, process = min(dead.items(), default=(failure.get_first_failure()))
-    code = process.exitcode
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return RankFailed(f"rank {rank} {how}; all other ranks were ended")
+    others = "; all other ranks were ended" if ranks > 1 else ""
+    return RankFailed(f"rank {rank} {_death(process.exitcode, _rows(folder, ranks)[rank])}{others}")
+
+
+def _death(code: int, last: _Row) -> str:
+    """How a rank went that told no error, what it was doing, and what may help."""
+    doing = last.phase if last.doing in ("", last.phase) else f"{last.phase}, at {last.doing}"
+    if code >= 0:
+        how, help_ = f"ended with exit code {code}", "does a library that the model uses end the process?"
+    else:
+        number = signal.Signals(-code)
+        how, help_ = f"was killed by {number.name}", _SIGNAL_HELP.get(number, _CRASH_HELP)
+    return f"{how} while {doing or 'starting'} ({help_})"
+
+
+_CRASH_HELP = "native code crashed: set PYTHONFAULTHANDLER=1 to see where"
+_SIGNAL_HELP = {
+    signal.SIGKILL: "someone ended it, or the system did because memory ran out: --memory sets a lower limit",
+    signal.SIGTERM: "someone ended it",
+    signal.SIGINT: "someone ended it",
+    signal.SIGHUP: "someone ended it",
+}
 
 
 class _Row(NamedTuple):

@@ -54,20 +54,19 @@ def profile(
     source = _source(model, batch, loss_fn)
     if optimizer not in OPTIMIZER_STATE:
         raise UsageError(f"optimizer {optimizer!r} is not known: use one of {', '.join(OPTIMIZER_STATE)}")
-    say = progress or (lambda text: None)
     kind = default_device()
-    say("capturing the model")
-    workload = source.open()
-    captured = capture_checked(workload, max(2, min(micro_batches)))
-    facts = facts_of(workload, captured, kind, threads, min(devices, _most_ranks(kind, threads)), optimizer)
-    differs = micro_batch_note(workload, captured.dtype)
-    facts = dataclasses.replace(facts, notes=(*captured.notes, *filter(None, [differs])))
+    facts = launch.apart(
+        first_contact,
+        (source, max(2, min(micro_batches)), kind, threads, min(devices, _most_ranks(kind, threads)), optimizer),
+        timeout_s=TIMEOUT_S,
+        threads=cores(),
+        progress=progress,
+    )
     path = Path(save) if save is not None else default_path(source)
     known = _reusable(path, facts)
     missing = [size for size in sorted(set(micro_batches)) if size not in known.micro_batches]
     if not missing:
         return known
-    del workload, captured
     ranks = launch.launch(
         measure_rank,
         (source, tuple(missing), optimizer, DEFAULT_BUDGET_S if budget_s is None else budget_s, kind),
@@ -84,9 +83,22 @@ def profile(
     return measured
 
 
+def first_contact(source: Source, micro_batch: int, kind: str, threads: int, ranks: int, optimizer: str) -> Profile:
+    """Build and capture the model, in a process of its own: a profile without costs, with notes for the user."""
+    launch.beat.phase("building the model")
+    workload = source.open()
+    launch.beat.phase("capturing the model")
+    captured = capture_checked(workload, micro_batch)
+    facts = facts_of(workload, captured, kind, threads, ranks, optimizer)
+    differs = micro_batch_note(workload, captured.dtype)
+    return dataclasses.replace(facts, notes=(*captured.notes, *filter(None, [differs])))
+
+
 def _source(model: str | nn.Module, batch: Any, loss_fn: Any) -> Source:
     if isinstance(model, str):
-        return ModelFile.parse(model)
+        file = ModelFile.parse(model)
+        _ = file.digest  # one that cannot be read is told before any process starts
+        return file
     if batch is None or loss_fn is None:
         raise UsageError("profile(model) of a module needs batch=(inputs, target) and loss_fn too")
     return InMemory(model, batch[0], batch[1], loss_fn)

@@ -11,6 +11,7 @@ from torch import nn
 
 from autopipe.core.errors import UsageError
 from autopipe.core.schedule import Action, Op, Schedule
+from autopipe.core.units import many
 from autopipe.runtime.capture import Captured
 from autopipe.runtime.memory import unique_bytes
 from autopipe.runtime.recorder import Recorder
@@ -89,7 +90,7 @@ class Runner:
         if size != wanted:
             raise UsageError(
                 f"the batch has {size} rows, the plan takes {wanted} "
-                f"({self.schedule.micro_batches} micro-batches of {self.micro_batch})"
+                f"({many(self.schedule.micro_batches, 'micro-batch')} of {self.micro_batch})"
             )
         bound = to_device(self._captured.bind(inputs), self.device)
         target = to_device(target, self.device)

@@ -137,12 +137,41 @@ MODELS = {
 }
 
 
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """First contact with a model without a process of its own, which takes seconds."""
+    monkeypatch.setattr("autopipe.runtime.launch.apart", lambda function, args, **options: function(*args))
+
+
 @pytest.mark.parametrize("case", MODELS)
-def test_a_model_file_that_fails_is_named_with_its_line(run, tmp_path, case):
+def test_a_model_file_that_fails_is_named_with_its_line(run, tmp_path, in_this_process, case):
     text, said = MODELS[case]
     (tmp_path / "model.py").write_text(text)
     refused(run("profile", "model.py", "--micro-batch", "2"), 2, *said)
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["model.py"]
+
+
+DEATHS = {
+    "raises": ("build_model", "1 / 0", [r"model\.py, line 6", "build_model", "ZeroDivisionError"]),
+    "ends": ("build_model", "__import__('os')._exit(3)", [r"ended with os\._exit\(3\)", r"model\.py, line 6"]),
+    "ends well": ("example_batch", "__import__('os')._exit(0)", [r"os\._exit\(0\)", r"model\.py, line 9"]),
+    "ends inside": ("loss_fn", "__import__('ctypes').CDLL(None)._exit(5)", ["exit code 5 while capturing", "library"]),
+    "crashes": ("loss_fn", "__import__('ctypes').string_at(0)", ["killed by SIGSEGV", "capturing", "FAULTHANDLER"]),
+    "is killed": ("loss_fn", "__import__('os').kill(__import__('os').getpid(), 9)", ["killed by SIGKILL", "memory"]),
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case in ("raises", "ends well", "crashes") else pytest.mark.slow)
+        for case in DEATHS
+    ],
+)
+def test_a_model_that_ends_its_process_is_told(run, tmp_path, case):
+    function, value, said = DEATHS[case]
+    (tmp_path / "model.py").write_text(returning(function, value))
+    refused(run("profile", "model.py", "--micro-batch", "2"), 2, *said)
 
 
 @pytest.mark.parametrize("verb", [["profile"], ["plan", "--devices", "2", "--global-batch", "4"]])

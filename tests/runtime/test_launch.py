@@ -63,7 +63,7 @@ def test_every_rank_returns_its_result() -> None:
     [
         ("raise", RankFailed, "rank 1 failed: ValueError: boom"),
         ("model error", ModelError, "the model said no"),
-        ("exit", RankFailed, "rank 1 ended with exit code 7"),
+        ("exit", RankFailed, r"rank 1 ended with os\._exit\(7\)"),
         ("kill", RankFailed, "rank 1 was killed by SIGKILL"),
         ("stop", RankFailed, "rank 1 hung in 1F3: nothing moved for 2 s"),
         ("sleep", RankFailed, "rank 1 hung in 1F3: nothing moved for 2 s"),

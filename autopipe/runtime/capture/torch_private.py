@@ -14,8 +14,13 @@ import torch.utils.checkpoint
 from torch._ops import HigherOrderOperator, OpOverload
 
 # The only tensors that have a device, shapes and gradients but no memory are torch's own.
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, free_unbacked_symbols
 
 # torch.export speaks this pytree in its own signatures; torch.utils has no public Python version of it.
 from torch.utils._pytree import (
@@ -28,6 +33,8 @@ from torch.utils._pytree import (
 )
 
 __all__ = [
+    "BY_VALUES",
+    "NO_SHAPE_RULE",
     "HigherOrderOperator",
     "OpOverload",
     "TreeSpec",
@@ -49,6 +56,10 @@ __all__ = [
     "tree_map",
     "tree_unflatten",
 ]
+
+# What an export raises has no public type.
+BY_VALUES = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
+NO_SHAPE_RULE = UnsupportedOperatorException
 
 
 @functools.cache

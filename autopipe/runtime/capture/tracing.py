@@ -17,6 +17,7 @@ from autopipe.runtime.capture.inputs import Signature
 from autopipe.runtime.capture.observing import Loss, Reference
 from autopipe.runtime.capture.opaque import CannotKeepWhole, attach_calls, kept_whole
 from autopipe.runtime.capture.program import Program, values
+from autopipe.runtime.capture.words import reason
 
 _ATTEMPTS = 16
 
@@ -109,7 +110,7 @@ def _learn(model: nn.Module, error: Exception, attempt: Attempt, batch: int) -> 
         attempt.fix_batch(batch, "the model branches on the batch size")
         return
     attempt.place = place = blame(model, error) or attempt.place
-    why = said[:120] if isinstance(error, CannotKeepWhole) else f"{type(error).__name__}: {said[:120]}"
+    why = said[:120] if isinstance(error, CannotKeepWhole) else reason(error)
     path = place.path if place else ""
     if isinstance(error, CannotKeepWhole):
         path = parent_of(model, error.path)

@@ -25,18 +25,27 @@ def planned(config):
     layers = len(config.model_spec.model.layers)
     if layers != 6:
         raise ValueError(f"the plan is for a model of 6 layers, {BASE} has {layers}")
-    parallelism = config.parallelism
+    parallelism, training = config.parallelism, config.training
     parallelism.pipeline_parallel_degree = 2
+    parallelism.data_parallel_replicate_degree = 1
     parallelism.pipeline_parallel_schedule = "1F1B"  # sets which rank has which stage; the order is the file's
     parallelism.pipeline_parallel_schedule_csv = str(Path(__file__).with_name("schedule.csv"))
     parallelism.module_fqns_per_model_part = MODULE_FQNS_PER_MODEL_PART
-    if "num_pp_microbatches" in {field.name for field in fields(parallelism)}:  # torchtitan after 0.3
+    if "num_pp_microbatches" in names(parallelism):  # torchtitan after 0.3
         parallelism.num_pp_microbatches = 4
     else:
         parallelism.pipeline_parallel_microbatch_size = 2
-    config.training.local_batch_size = 8
-    config.training.global_batch_size = 8
-    if hasattr(config.training, "disable_cuda_graphs"):
-        config.training.disable_cuda_graphs = True  # torchtitan refuses them in a pipeline
+    if "local_batch_size" in names(training):
+        training.local_batch_size = 8
+        training.global_batch_size = 8
+    else:  # torchtitan after 0.3 counts tokens
+        training.num_tokens_per_microbatch_per_dp_rank = 2 * training.max_context_length
+        training.num_tokens_per_train_step = 8 * training.max_context_length
+    training.disable_cuda_graphs = True  # torchtitan refuses them in a pipeline
     config.activation_checkpoint = None
     return config
+
+
+def names(part):
+    """The fields of a part of the configuration: releases differ in them."""
+    return {field.name for field in fields(part)}
