@@ -235,10 +235,12 @@ def simulate(
 
     ``stages[s]`` is what stage s costs, ``hops[s]`` the link from stage s to s + 1, None inside a rank. Every action
     of the table takes ``overhead_s`` beyond its stage's seconds. At the end each rank runs the optimizer of its
-    stages, ``Action(stage, Op.O, 0)``. A rank holds its stages' static bytes and what is received and sent for all
+    stages, ``Action(stage, Op.O, 0)``. A rank holds its stages' lasting bytes and what is received and sent for all
     micro-batches throughout; for each micro-batch from the end of F what F keeps, from the end of I what I leaves,
-    and nothing from the end of B or W; and its stage's workspace while an action runs. ``memory`` names a model of what
-    I leaves, see StageCost.under. A table without backwards is for evaluation: nothing is kept, no optimizer runs.
+    and nothing from the end of B or W; a stage's gradients from its first W or the end of its first B; and its
+    stage's workspace while an action runs. In a first B gradients take the place of activations (see StageCost).
+    ``memory`` names a model of what I leaves, see StageCost.under. A table without backwards is for evaluation: nothing
+    is kept, no optimizer runs.
     Raises ScheduleError where actions wait for each other.
     """
     graph = Graph.of(schedule)
@@ -276,46 +278,70 @@ class Load(NamedTuple):
 
     Stages are counted among those of the rank, ascending. ``running`` is the action's stage, None between actions.
     ``forwards`` counts each stage's micro-batches between F and B or I, ``input_grads`` those between I and W.
+    ``gradients`` tells which stages have gradients; ``first`` that the action is the B that makes them.
     """
 
     running: int | None
     forwards: tuple[int, ...]
     input_grads: tuple[int, ...]
+    gradients: tuple[bool, ...]
+    first: bool = False
 
     def bytes(self, own: Sequence[StageCost]) -> int:
-        """The bytes of activations and workspace; ``own`` are the rank's stages."""
+        """The bytes of activations, gradients and workspace; ``own`` are the rank's stages."""
         held = sum(
-            f * stage.held_after_forward_bytes + i * stage.held_after_input_grad_bytes
-            for f, i, stage in zip(self.forwards, self.input_grads, own, strict=True)
+            f * stage.held_after_forward_bytes + i * stage.held_after_input_grad_bytes + g * stage.gradient_bytes
+            for f, i, g, stage in zip(self.forwards, self.input_grads, self.gradients, own, strict=True)
         )
-        return held + (0 if self.running is None else own[self.running].workspace_bytes)
+        if self.running is None:
+            return held
+        stage = own[self.running]
+        more = stage.first_backward_bytes - stage.held_after_forward_bytes if self.first else 0
+        return held + max(stage.workspace_bytes, more)
 
     def covers(self, other: Load) -> bool:
         """Whether this load is at least the other, whatever the stages cost."""
+        if self.running != other.running or (other.first and not self.makes_gradients()):
+            return False
         mine, theirs = (*self.forwards, *self.input_grads), (*other.forwards, *other.input_grads)
-        return self.running == other.running and all(a >= b for a, b in zip(mine, theirs, strict=True))
+        counts = zip((*mine, *self.gradients), (*theirs, *other.gradients), strict=True)
+        return all(a >= b for a, b in counts)
+
+    def makes_gradients(self) -> bool:
+        """Whether the action's stage has gradients or is making them."""
+        return self.first or (self.running is not None and self.gradients[self.running])
 
 
 def loads(schedule: Schedule, rank: int) -> Iterator[Load]:
-    """A rank's load during each action of its row; the last one is what remains after the table: nothing."""
+    """A rank's load during each action of its row and each of its optimizer's steps; the last is what then remains."""
     own = _stages_of(schedule, rank)
-    forwards, input_grads = [0] * len(own), [0] * len(own)
+    forwards, input_grads, gradients = [0] * len(own), [0] * len(own), [False] * len(own)
     for stage, op, _ in schedule.order[rank]:
         place = own.index(stage)
-        yield Load(place, tuple(forwards), tuple(input_grads))
+        first = op is Op.B and not gradients[place]
+        gradients[place] = gradients[place] or op is Op.W
+        yield Load(place, tuple(forwards), tuple(input_grads), tuple(gradients), first)
+        gradients[place] = gradients[place] or first
         forwards[place] += schedule.trains if op is Op.F else -(op is not Op.W)
         input_grads[place] += (op is Op.I) - (op is Op.W)
-    yield Load(None, tuple(forwards), tuple(input_grads))
+    for place in range(len(own) if schedule.trains else 0):
+        yield Load(place, tuple(forwards), tuple(input_grads), tuple(gradients))
+    yield Load(None, tuple(forwards), tuple(input_grads), (False,) * len(own))
 
 
 def peak_loads(schedule: Schedule, rank: int) -> tuple[Load, ...]:
     """The loads of a rank that can be its highest, whatever the stages cost. They depend on the order alone."""
     kept: list[Load] = []
     distinct = dict.fromkeys(load for load in loads(schedule, rank) if load.running is not None)
-    for load in sorted(distinct, key=lambda load: -sum(load.forwards) - sum(load.input_grads)):
+    for load in sorted(distinct, key=_most_first):
         if not any(other.covers(load) for other in kept):
             kept.append(load)
     return tuple(kept)
+
+
+def _most_first(load: Load) -> tuple[int, int, bool]:
+    """Sorts a load before all that it covers."""
+    return -sum(load.forwards) - sum(load.input_grads), -sum(load.gradients), not load.first
 
 
 def _stages_of(schedule: Schedule, rank: int) -> tuple[int, ...]:
@@ -325,11 +351,11 @@ def _stages_of(schedule: Schedule, rank: int) -> tuple[int, ...]:
 def _memory(schedule: Schedule, rank: int, stages: Sequence[StageCost], spans: Sequence[Span]) -> tuple[Memory, ...]:
     """A rank's memory curve: a point where an action starts, and where it ends unless the next one starts there."""
     own = [stages[stage] for stage in _stages_of(schedule, rank)]
-    base = sum(stage.static_bytes + stage.buffers_bytes(schedule.micro_batches) for stage in own)
+    base = sum(stage.lasting_bytes + stage.buffers_bytes(schedule.micro_batches) for stage in own)
     row = [*loads(schedule, rank)]
     points = [Memory(0.0, base)]
     for load, then, span, following in zip(row, row[1:], spans, [*spans[1:], None], strict=False):
         points.append(Memory(span.start_s, base + load.bytes(own)))
-        if following is None or following.start_s > span.end_s or following.action.op is Op.O:
+        if following is None or following.start_s > span.end_s:
             points.append(Memory(span.end_s, base + then._replace(running=None).bytes(own)))
     return tuple(points[points[0].time_s == points[1].time_s :])

@@ -97,6 +97,8 @@ def stage(
     weight_grad_s: float | None = None,
     optimizer_s: float = 0.0,
     static_bytes: int = 0,
+    gradient: int = 0,
+    first: int = 0,
     held: int = 0,
     held_i: int = 0,
     workspace: int = 0,
@@ -111,7 +113,7 @@ def stage(
         weight_grad_s=backward_s / 2 if weight_grad_s is None else weight_grad_s,
         optimizer_s=optimizer_s,
         parameter_bytes=static_bytes,
-        gradient_bytes=0,
+        gradient_bytes=gradient,
         optimizer_bytes=0,
         buffer_bytes=0,
         held_after_forward_bytes=held,
@@ -121,6 +123,7 @@ def stage(
         send_bytes=send,
         receive_grad_bytes=send,
         send_grad_bytes=receive,
+        first_backward_bytes=first,
     )
 
 

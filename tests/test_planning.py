@@ -6,10 +6,12 @@ import itertools
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import autopipe.schedules  # noqa: F401  registers them
 from autopipe.core.cluster import Link
 from autopipe.core.profile import Profile, Tie
 from autopipe.core.schedule import Shape, kind, kinds
@@ -81,6 +83,9 @@ def test_ranges_are_stage_costs(seed: int, recompute_all: bool) -> None:
             seconds = getattr(ranges, field)[a, b] * ranges.tick_s
             assert seconds == pytest.approx(getattr(cost, f"{field}_s"), rel=1e-9, abs=1e-12)
         assert ranges.static[a, b] == cost.static_bytes
+        assert ranges.gradient[a, b] == cost.gradient_bytes
+        most = np.minimum(ranges.first_backward, ranges.held + ranges.gradient + ranges.workspace)
+        assert most[a, b] == cost.first_backward_bytes
         assert ranges.held[a, b] == cost.held_after_forward_bytes
         assert ranges.held_after_input_grad[a, b] == cost.held_after_input_grad_bytes
         assert ranges.workspace[a, b] == cost.workspace_bytes
@@ -224,5 +229,5 @@ def test_moving_cuts_mostly_finds_the_best_split() -> None:
 
 
 def test_peak_loads_of_many_micro_batches_are_few() -> None:
-    assert len(peak_loads(kind("GPipe").schedule(1, 500), 0)) == 1
+    assert len(peak_loads(kind("GPipe").schedule(1, 500), 0)) == 2  # before the gradients are there, and after
     assert len(peak_loads(kind("1F1B").schedule(8, 500), 0)) == 1

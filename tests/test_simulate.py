@@ -61,7 +61,7 @@ def test_a_case_drawn_by_hand() -> None:
              0       2       4       6       8       10      12
     """
     stages = [
-        stage(1, 2, send=10, optimizer_s=1, static_bytes=100, held=5, workspace=2),
+        stage(1, 2, send=10, optimizer_s=1, static_bytes=100, gradient=6, first=9, held=5, workspace=2),
         stage(2, 2, receive=10, optimizer_s=2, static_bytes=50, held=3),
     ]
     line = simulate(kind("1F1B").schedule(2, 2), stages, [Link(0.5, 20.0)])
@@ -74,15 +74,16 @@ def test_a_case_drawn_by_hand() -> None:
     assert line.work_s(0) == 7
     assert line.work_s(1) == 10
     assert line.idle == pytest.approx(1 - 17 / 28)
-    # rank 0: 100 static, 2 × 10 for what it sends and 2 × 10 for gradients to come; F keeps 5
+    # rank 0: 100 static, 2 × 10 for what it sends and 2 × 10 for gradients to come; F keeps 5; the first B turns its 5
+    # into gradients of 6, with at most 9 on the way
     assert line.memory[0] == (
-        Memory(0, 142), Memory(1, 147), Memory(2, 150), Memory(7, 152), Memory(9, 145),
-        Memory(11, 147), Memory(13, 140),
+        Memory(0, 142), Memory(1, 147), Memory(2, 150), Memory(7, 154), Memory(9, 151),
+        Memory(11, 153), Memory(13, 148), Memory(14, 140),
     )  # fmt: skip
     assert line.memory[1] == (
-        Memory(0, 90), Memory(2, 90), Memory(4, 93), Memory(6, 90), Memory(8, 93), Memory(10, 90),
+        Memory(0, 90), Memory(2, 90), Memory(4, 93), Memory(6, 90), Memory(8, 93), Memory(10, 90), Memory(12, 90),
     )  # fmt: skip
-    assert line.peak_bytes == (152, 93)
+    assert line.peak_bytes == (154, 93)
 
 
 def test_overhead_is_part_of_every_action_but_the_optimizer() -> None:
@@ -94,7 +95,7 @@ def test_split_backwards_free_in_two_steps() -> None:
     table = Schedule("split", (0,), (tuple(map(Action.parse, ("0F0", "0F1", "0I0", "0I1", "0W0", "0W1"))),))
     line = simulate(table, [stage(1, held=5, held_i=2, input_grad_s=3, weight_grad_s=4)], [])
     assert line.step_s == 2 * (1 + 3 + 4)
-    assert [point.bytes for point in line.memory[0]] == [0, 5, 10, 7, 4, 2, 0]
+    assert [point.bytes for point in line.memory[0]] == [0, 5, 10, 7, 4, 2, 0, 0]
 
 
 def test_a_deadlock_is_an_error() -> None:
@@ -146,7 +147,7 @@ def test_peak_loads_are_enough(seed: int) -> None:
     line = simulate(table, stages, hops)
     for rank in range(table.ranks):
         own = [stages[s] for s, where in enumerate(table.placement) if where == rank]
-        base = sum(cost.static_bytes + cost.buffers_bytes(table.micro_batches) for cost in own)
+        base = sum(cost.lasting_bytes + cost.buffers_bytes(table.micro_batches) for cost in own)
         assert base + max(load.bytes(own) for load in peak_loads(table, rank)) == line.peak_bytes[rank]
         *_, after = loads(table, rank)
         assert after.bytes(own) == 0
@@ -162,7 +163,9 @@ def _instance(rng: random.Random) -> tuple[Schedule, list[StageCost], list[Link 
 
 
 def _cost(rng: random.Random) -> StageCost:
-    sizes = {name: rng.randint(0, 9) for name in ("static_bytes", "held", "held_i", "workspace", "receive", "send")}
+    names = ("static_bytes", "gradient", "held", "held_i", "workspace", "receive", "send")
+    sizes = {name: rng.randint(0, 9) for name in names}
+    sizes["first"] = rng.randint(sizes["held"], sizes["held"] + sizes["gradient"] + sizes["workspace"])
     seconds = {name: 0.1 + rng.random() for name in ("input_grad_s", "weight_grad_s", "optimizer_s")}
     return stage(0.1 + rng.random(), 0.1 + rng.random(), **seconds, **sizes)
 
@@ -216,11 +219,12 @@ def _run(
     ends: dict[Action, float] = {}
     places, now = [0] * table.ranks, [0.0] * table.ranks
     held = [0] * table.ranks
+    with_gradients: set[int] = set()
     for s, rank in enumerate(table.placement):
         buffers = table.micro_batches * (
             stages[s].receive_bytes + stages[s].receive_grad_bytes + stages[s].send_bytes + stages[s].send_grad_bytes
         )
-        held[rank] += stages[s].static_bytes + buffers
+        held[rank] += stages[s].parameter_bytes + stages[s].optimizer_bytes + buffers
     peaks = list(held)
     while any(places[r] < len(row) for r, row in enumerate(table.order)):
         for rank, row in enumerate(table.order):
@@ -239,13 +243,21 @@ def _run(
             seconds = dict(zip("FBIW", cost.times, strict=True))[op.value] + overhead
             asked = now[rank] + waits.get(Action(s, op, b), 0.0)
             now[rank] = ends[Action(s, op, b)] = max(asked, arrival) + seconds
-            peaks[rank] = max(peaks[rank], held[rank] + cost.workspace_bytes)
             kept = cost.held_after_forward_bytes
+            if op is Op.W and s not in with_gradients:
+                held[rank] += cost.gradient_bytes
+                with_gradients.add(s)
+            peaks[rank] = max(peaks[rank], held[rank] + cost.workspace_bytes)
+            if op is Op.B and s not in with_gradients:
+                peaks[rank] = max(peaks[rank], held[rank] - kept + cost.first_backward_bytes)
+                held[rank] += cost.gradient_bytes
+                with_gradients.add(s)
             left = cost.held_after_input_grad_bytes
             held[rank] += {"F": kept, "B": -kept, "I": left - kept, "W": -left}[op.value]
             peaks[rank] = max(peaks[rank], held[rank])
             places[rank] += 1
     for s, rank in enumerate(table.placement):
+        peaks[rank] = max(peaks[rank], held[rank] + stages[s].workspace_bytes)
         now[rank] += stages[s].optimizer_s
     return ends, max(now), tuple(peaks)
 

@@ -19,6 +19,8 @@ class StageCost:
 
     ``receive_bytes`` and ``send_bytes`` are the activations over its two boundaries; ``receive_grad_bytes`` and
     ``send_grad_bytes`` the gradients that come back for what it sent, and that it returns for what it received.
+    ``first_backward_bytes`` is the most that one micro-batch's activations, workspace and the gradients made so far
+    come to in a step's first whole backward, which frees activations layer by layer while it makes gradients.
     """
 
     forward_s: float
@@ -37,6 +39,7 @@ class StageCost:
     send_bytes: int = 0
     receive_grad_bytes: int = 0
     send_grad_bytes: int = 0
+    first_backward_bytes: int = 0
 
     @property
     def times(self) -> StageTimes:
@@ -58,9 +61,14 @@ class StageCost:
         return replace(self, held_after_input_grad_bytes=round(part * self.held_after_forward_bytes))
 
     @property
+    def lasting_bytes(self) -> int:
+        """Parameters, optimizer state and buffers: there from the first step to the last."""
+        return self.parameter_bytes + self.optimizer_bytes + self.buffer_bytes
+
+    @property
     def static_bytes(self) -> int:
-        """Parameters, gradients, optimizer state and buffers: there from the first step to the last."""
-        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.buffer_bytes
+        """What lasts, and the gradients, which are there from a step's first backward to its end."""
+        return self.lasting_bytes + self.gradient_bytes
 
     def buffers_bytes(self, micro_batches: int) -> int:
         """What is received and sent: torch's runtime makes the receive buffers of every micro-batch before the first
@@ -100,6 +108,15 @@ def tied_optimizer_s(costs: Sequence[LayerCost], profile: Profile, tie: Tie) -> 
     return min(costs[n].optimizer_s * tie.bytes / max(profile.layers[n].gradient_bytes, 1) for n in tie.layers)
 
 
+def first_backward_bytes(costs: Sequence[LayerCost], gradients: Sequence[int]) -> int:
+    """What StageCost.first_backward_bytes is: layer by layer from the last, what is held before, and made behind."""
+    held, made, most = sum(cost.held_after_forward_bytes for cost in costs), 0, 0
+    for cost, gradient in zip(reversed(costs), reversed(gradients), strict=True):
+        most = max(most, held + made + cost.workspace_bytes)
+        held, made = held - cost.held_after_forward_bytes, made + gradient
+    return most
+
+
 def stage_cost(
     profile: Profile,
     start: int,
@@ -129,6 +146,9 @@ def stage_cost(
     gradients = sum(layer.gradient_bytes for layer in layers) - twice
     incoming = profile.crossing(start) if start else ()
     outgoing = profile.crossing(stop) if stop < len(profile.layers) else ()
+    held = sum(cost.held_after_forward_bytes for cost in costs)
+    workspace = max((cost.workspace_bytes for cost in costs), default=0)
+    first = first_backward_bytes(costs, [layer.gradient_bytes for layer in layers])
     return StageCost(
         forward_s=sum(cost.forward_s for cost in costs) / speed,
         backward_s=sum(cost.backward_s for cost in costs) / speed,
@@ -139,11 +159,12 @@ def stage_cost(
         gradient_bytes=gradients,
         optimizer_bytes=gradients * OPTIMIZER_STATE[optimizer or profile.optimizer],
         buffer_bytes=sum(layer.buffer_bytes for layer in layers),
-        held_after_forward_bytes=sum(cost.held_after_forward_bytes for cost in costs),
+        held_after_forward_bytes=held,
         held_after_input_grad_bytes=sum(cost.held_after_input_grad_bytes for cost in costs),
-        workspace_bytes=max((cost.workspace_bytes for cost in costs), default=0),
+        workspace_bytes=workspace,
         receive_bytes=_bytes(incoming, micro_batch),
         send_bytes=_bytes(outgoing, micro_batch),
         receive_grad_bytes=_bytes(outgoing, micro_batch, gradients=True),
         send_grad_bytes=_bytes(incoming, micro_batch, gradients=True),
+        first_backward_bytes=min(first, held + gradients + workspace),  # a tied parameter's gradient is made once
     )

@@ -139,9 +139,14 @@ class Case:
         """The peak of a rank whose stages take these ranges, shape (splits,)."""
         always = self.ranges.always(self.schedule.micro_batches)[begin, end].sum(axis=1)
         held, left = self.ranges.held[begin, end], self.ranges.held_after_input_grad[begin, end]
-        workspace = self.ranges.workspace[begin, end]
+        gradient, workspace = self.ranges.gradient[begin, end], self.ranges.workspace[begin, end]
+        first = np.minimum(self.ranges.first_backward[begin, end] - held, gradient + workspace)
+        running = np.maximum(workspace, first)
         moments = [
-            held @ np.array(load.forwards) + left @ np.array(load.input_grads) + workspace[:, load.running]
+            held @ np.array(load.forwards)
+            + left @ np.array(load.input_grads)
+            + gradient @ np.array(load.gradients)
+            + (running if load.first else workspace)[:, load.running]
             for load in peak_loads(self.schedule, rank)
         ]
         return np.asarray(always + np.max(moments, axis=0))

@@ -81,4 +81,4 @@ def _peak(case: Case, stage: int, costs: Sequence[StageCost]) -> int:
     rank = case.schedule.placement[stage]
     own = [cost for cost, where in zip(costs, case.schedule.placement, strict=True) if where == rank]
     highest = max(load.bytes(own) for load in peak_loads(case.schedule, rank))
-    return sum(cost.static_bytes + cost.buffers_bytes(case.schedule.micro_batches) for cost in own) + highest
+    return sum(cost.lasting_bytes + cost.buffers_bytes(case.schedule.micro_batches) for cost in own) + highest

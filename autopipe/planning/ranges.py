@@ -10,9 +10,8 @@ exact, so equal splits tie exactly and the tie rule decides, whatever the unit t
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -37,6 +36,7 @@ class Layers:
     held: Floats
     freed: Floats
     workspace: Floats
+    gradient: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +56,11 @@ class Ranges:
     weight_grad: Floats
     optimizer: Floats
     static: Floats
+    gradient: Floats
     held: Floats
     held_after_input_grad: Floats
     workspace: Floats
+    first_backward: Floats
     activations: Floats
     gradients: Floats
     fits: dict[Hashable, Any] = field(default_factory=dict)
@@ -106,6 +108,7 @@ class Ranges:
         again = [recomputed(profile, i, cost, micro_batch) for i, cost in enumerate(kept)]
         costs = again if recompute_all else list(kept)
         ends = (0, *profile.legal_cuts(), len(profile.layers))
+        layers = _layers(profile, kept, again)
         tick_s = sum(cost.forward_s + cost.backward_s for cost in kept) / _TICKS or 1.0
         crossing = [profile.crossing(end) if 0 < end < len(profile.layers) else () for end in ends]
 
@@ -119,16 +122,23 @@ class Ranges:
         return cls(
             ends=ends,
             tick_s=tick_s,
-            layers=_layers(kept, again, tick_s),
+            layers=replace(layers, forward=np.rint(layers.forward / tick_s)),
             forward=ticks("forward_s"),
             backward=ticks("backward_s"),
             input_grad=ticks("input_grad_s"),
             weight_grad=ticks("weight_grad_s"),
             optimizer=ticks("optimizer_s") - np.rint(_tied_optimizer(profile, ends, kept) / tick_s),
             static=_static(profile, ends, optimizer, summed),
+            gradient=_gradients(profile, ends, summed),
             held=summed([cost.held_after_forward_bytes for cost in costs]),
             held_after_input_grad=summed([cost.held_after_input_grad_bytes for cost in costs]),
-            workspace=_largest([cost.workspace_bytes for cost in costs], ends),
+            workspace=largest(np.array([cost.workspace_bytes for cost in costs], np.float64), ends),
+            first_backward=first_backward(
+                ends,
+                np.array([cost.held_after_forward_bytes for cost in costs], np.float64),
+                np.array([cost.workspace_bytes for cost in costs], np.float64),
+                layers.gradient,
+            ),
             activations=np.array([sum(e.bytes(micro_batch) for e in edges) for edges in crossing], np.float64),
             gradients=np.array(
                 [sum(e.bytes(micro_batch) for e in edges if e.needs_gradient) for edges in crossing], np.float64
@@ -141,9 +151,9 @@ class Ranges:
         return np.asarray((ends[:, None] <= layer) & (ends[None, :] > layer))
 
     def always(self, micro_batches: int) -> Floats:
-        """Bytes that are there throughout: static ones, and what is received and sent."""
+        """Bytes that are there throughout: static ones but the gradients, and what is received and sent."""
         crossing = self.activations + self.gradients
-        return np.asarray(self.static + micro_batches * (crossing[:, None] + crossing[None, :]))
+        return np.asarray(self.static - self.gradient + micro_batches * (crossing[:, None] + crossing[None, :]))
 
     def transfers(self, sizes: Floats, hops: Sequence[Link | None]) -> Floats:
         """Ticks to send each of the ``sizes`` over each hop, shape (hops, n + 1); None is inside a rank."""
@@ -169,13 +179,14 @@ def _tied_optimizer(profile: Profile, ends: tuple[int, ...], costs: Sequence[Lay
     return total
 
 
-def _layers(kept: Sequence[LayerCost], again: Sequence[LayerCost], tick_s: float) -> Layers:
+def _layers(profile: Profile, kept: Sequence[LayerCost], again: Sequence[LayerCost]) -> Layers:
     held = np.array([cost.held_after_forward_bytes for cost in kept], np.float64)
     return Layers(
-        forward=np.array([np.rint(cost.forward_s / tick_s) for cost in kept]),
+        forward=np.array([cost.forward_s for cost in kept]),
         held=held,
         freed=held - np.array([cost.held_after_forward_bytes for cost in again]),
         workspace=np.array([cost.workspace_bytes for cost in kept], np.float64),
+        gradient=np.array([layer.gradient_bytes for layer in profile.layers], np.float64),
     )
 
 
@@ -183,21 +194,42 @@ def _static(
     profile: Profile, ends: Sequence[int], optimizer: str, summed: Callable[[Sequence[float]], Floats]
 ) -> Floats:
     """Parameters, gradients, optimizer state and buffers; a parameter that is read twice in a range counts once."""
+    parameters = summed([layer.parameter_bytes for layer in profile.layers]) - _twice(profile, ends)
+    gradients = _gradients(profile, ends, summed)
+    buffers = summed([layer.buffer_bytes for layer in profile.layers])
+    return parameters + gradients * (1 + OPTIMIZER_STATE[optimizer]) + buffers
+
+
+def _gradients(profile: Profile, ends: Sequence[int], summed: Callable[[Sequence[float]], Floats]) -> Floats:
+    return summed([layer.gradient_bytes for layer in profile.layers]) - _twice(profile, ends)
+
+
+def _twice(profile: Profile, ends: Sequence[int]) -> Floats:
+    """What the sum of each range's layers counts too often: a tied parameter, once for each further layer."""
     edges = np.array(ends)
     twice = np.zeros((len(ends), len(ends)))
     for tie in profile.ties:
         inside = [(edges[:, None] <= layer) & (edges[None, :] > layer) for layer in tie.layers]
         twice += tie.bytes * np.maximum(np.sum(inside, axis=0) - 1, 0)
-    parameters = summed([layer.parameter_bytes for layer in profile.layers]) - twice
-    gradients = summed([layer.gradient_bytes for layer in profile.layers]) - twice
-    buffers = summed([layer.buffer_bytes for layer in profile.layers])
-    return parameters + gradients * (1 + OPTIMIZER_STATE[optimizer]) + buffers
+    return twice
 
 
-def _largest(values: Sequence[float], ends: Sequence[int]) -> Floats:
-    """The largest of the layers' values in each range."""
-    pieces = np.array([max(values[a:b]) for a, b in pairwise(ends)], np.float64)
+def largest(values: Floats, ends: Sequence[int]) -> Floats:
+    """The largest of the layers' values in each range, 0 where there is none."""
+    pieces = np.maximum.reduceat(values, ends[:-1])
     result = np.zeros((len(ends), len(ends)))
-    for start in range(len(pieces)):
-        result[start, start + 1 :] = np.maximum.accumulate(pieces[start:])
+    inside = np.triu(np.ones((len(pieces), len(pieces)), dtype=bool))
+    grid = np.maximum.accumulate(np.where(inside, pieces[None, :], -np.inf), axis=1)
+    result[:-1, 1:] = np.where(inside, grid, 0)
     return result
+
+
+def first_backward(ends: Sequence[int], held: Floats, workspace: Floats, gradient: Floats) -> Floats:
+    """stage.first_backward_bytes of every range, from what its layers hold, need besides, and make.
+
+    When layer l runs, those from the range's begin to l are still held, and the gradients of those behind are made.
+    """
+    kept, made = (np.concatenate([[0.0], np.cumsum(values)]) for values in (held, gradient))
+    at_layer = largest(kept[1:] - made[1:] + workspace, ends)
+    begin, end = kept[list(ends)], made[list(ends)]
+    return np.asarray(np.triu(at_layer + end[None, :] - begin[:, None], 1))

@@ -7,23 +7,30 @@ order, cheapest seconds for each byte freed first, as many of a range's layers a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopipe.planning.ranges import Floats, Layers, Ranges
+from autopipe.planning.ranges import Floats, Layers, Ranges, first_backward
+
+
+class Moment(NamedTuple):
+    """What a stage holds while an action runs: micro-batches between F and B or I, and between I and W; whether it has
+    gradients, and whether the action is the B that makes them."""
+
+    forwards: int
+    input_grads: int
+    gradients: bool
+    first: bool
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stage runs: the bytes it may use, and what it holds at its highest.
-
-    ``in_flight`` lists (micro-batches between F and B or I, micro-batches between I and W) of the moments that can
-    be the highest; see simulate.peak_loads.
-    """
+    """Where a stage runs: the bytes it may use, and the moments at which it can hold most (simulate.peak_loads)."""
 
     limit_bytes: int
-    in_flight: tuple[tuple[int, int], ...]
+    moments: tuple[Moment, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,21 +65,24 @@ def fit(ranges: Ranges, place: Place, micro_batches: int, *, may_recompute: bool
 
 
 def _fit(ranges: Ranges, place: Place, micro_batches: int, may_recompute: bool) -> Fit:
-    held, workspace = ranges.held, ranges.workspace
-    need = _need(ranges, place, micro_batches, held, workspace)
+    held, workspace, layers = ranges.held, ranges.workspace, ranges.layers
+    kept, space = layers.held.copy(), layers.workspace.copy()
+    need = _need(ranges, place, micro_batches, held, workspace, ranges.first_backward)
     missing = _missing(ranges, place, micro_batches)
     fits, peak, taken = need <= place.limit_bytes, need, np.zeros(need.shape, dtype=np.int64)
     sofar, extra, least = np.zeros((3, *need.shape))
-    for count, layer in enumerate(recompute_order(ranges.layers) if may_recompute else [], 1):
+    for count, layer in enumerate(recompute_order(layers) if may_recompute else [], 1):
         if fits.all():
             break
         inside = ranges.inside(layer)
-        freed, ticks = inside * ranges.layers.freed[layer], inside * ranges.layers.forward[layer]
-        least += ticks * np.clip(missing / ranges.layers.freed[layer], 0, 1)
+        freed, ticks = inside * layers.freed[layer], inside * layers.forward[layer]
+        least += ticks * np.clip(missing / layers.freed[layer], 0, 1)
         missing, held, sofar = missing - freed, held - freed, sofar + ticks
-        again = ranges.layers.workspace[layer] + ranges.layers.held[layer]
-        workspace = np.maximum(workspace, inside * again)
-        need = _need(ranges, place, micro_batches, held, workspace)
+        kept[layer] -= layers.freed[layer]
+        space[layer] += layers.held[layer]
+        workspace = np.maximum(workspace, inside * space[layer])
+        first = first_backward(ranges.ends, kept, space, layers.gradient)
+        need = _need(ranges, place, micro_batches, held, workspace, first)
         better = ~fits & (need < peak)
         peak, taken, extra = (
             np.where(better, need, peak),
@@ -89,14 +99,22 @@ def chosen_layers(ranges: Ranges, taken: int, start: int, stop: int) -> tuple[in
     return tuple(sorted(i for i in recompute_order(ranges.layers)[:taken] if start <= i < stop))
 
 
-def _need(ranges: Ranges, place: Place, micro_batches: int, held: Floats, workspace: Floats) -> Floats:
+def _need(ranges: Ranges, place: Place, micro_batches: int, held: Floats, workspace: Floats, first: Floats) -> Floats:
     """The peak bytes of every range."""
-    highest = [f * held + i * ranges.held_after_input_grad for f, i in place.in_flight]
-    return np.asarray(ranges.always(micro_batches) + np.max(highest, axis=0) + workspace)
+    running = np.maximum(workspace, np.minimum(first - held, ranges.gradient + workspace))
+    highest = [
+        f * held + i * ranges.held_after_input_grad + g * ranges.gradient + (running if makes else workspace)
+        for f, i, g, makes in place.moments
+    ]
+    return np.asarray(ranges.always(micro_batches) + np.max(highest, axis=0))
 
 
 def _missing(ranges: Ranges, place: Place, micro_batches: int) -> Floats:
     """The bytes of one micro-batch that must go, if recomputing needed no workspace."""
     rest = ranges.always(micro_batches) + ranges.workspace - place.limit_bytes
-    needs = [ranges.held + (rest + i * ranges.held_after_input_grad) / f for f, i in place.in_flight if f]
+    needs = [
+        ranges.held + (rest + i * ranges.held_after_input_grad + g * ranges.gradient) / f
+        for f, i, g, _ in place.moments
+        if f
+    ]
     return np.asarray(np.max(needs, axis=0))

@@ -14,7 +14,7 @@ from autopipe.core.cluster import Cluster, Link
 from autopipe.core.profile import Profile, Tie
 from autopipe.core.schedule import Op, Schedule
 from autopipe.planning.ranges import Floats, Ranges
-from autopipe.planning.recompute import Place, fit
+from autopipe.planning.recompute import Moment, Place, fit
 from autopipe.simulate import peak_loads
 
 Flags = NDArray[np.bool_]
@@ -101,9 +101,14 @@ def _place(setting: Setting, schedule: Schedule, stage: int, *, shared: bool) ->
     rank = schedule.placement[stage]
     own = [other for other, where in enumerate(schedule.placement) if where == rank]
     place = own.index(stage)
-    flights = ((load.forwards[place], load.input_grads[place]) for load in peak_loads(schedule, rank))
+    moments = (
+        Moment(
+            load.forwards[place], load.input_grads[place], load.gradients[place], load.first and load.running == place
+        )
+        for load in peak_loads(schedule, rank)
+    )
     limit = setting.limits[rank] // len(own) if shared else setting.limits[rank]
-    return Place(limit, tuple(dict.fromkeys(flights)))
+    return Place(limit, tuple(dict.fromkeys(moments)))
 
 
 def _actions(setting: Setting, ranges: Ranges, extra: Floats, stage_speeds: Sequence[float]) -> Floats:

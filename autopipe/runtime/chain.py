@@ -40,9 +40,11 @@ class Chain:
     def forward_unit(self, index: int, received: Tensors, inputs: Mapping[str, torch.Tensor], target: Any) -> Tensors:
         """What a unit sends; the last one its loss."""
         leaving: Tensors = self.units[index](*received, **inputs)
-        if index < len(self.units) - 1:
-            return leaving
-        return (self._loss_fn(self._captured.unflatten(leaving), target),)
+        return leaving if index < len(self.units) - 1 else self.loss(leaving, target)
+
+    def loss(self, outputs: Tensors, target: Any) -> Tensors:
+        """What the last unit sends, from the model's flat outputs."""
+        return (self._loss_fn(self._captured.unflatten(outputs), target),)
 
     def backward_unit(self, sent: Tensors, gradients: Sequence[torch.Tensor | None]) -> None:
         """A unit's backward, without its deferred part."""

@@ -112,7 +112,7 @@ def check_rank(plan: Plan, source: Source, kind: str) -> RankResult:
         if index >= WARM_STEPS:
             steps.append(runner.recorder.spans())
     launch.beat.phase("counting memory")
-    peak = _peak_bytes(runner, inputs, targets, optimizer)
+    peak = peak_bytes(runner, inputs, targets, optimizer)
     return RankResult(parity, steps, peak, resident_bytes(), (*captured.notes, *notes))
 
 
@@ -153,7 +153,7 @@ def _parity(
     return compare(runner, reference, workload, batch), notes
 
 
-def _peak_bytes(runner: Runner, inputs: Any, targets: Any, optimizer: torch.optim.Optimizer) -> int:
+def peak_bytes(runner: Runner, inputs: Any, targets: Any, optimizer: torch.optim.Optimizer) -> int:
     """The most bytes of tensors that were alive in a step, inputs left out."""
     if runner.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(runner.device)

@@ -44,17 +44,24 @@ def _there_before(chain: Chain, inputs: Mapping[str, torch.Tensor], target: Any)
 
 
 def _held_after_forward(chain: Chain, units: list[UnitBytes], inputs: Mapping[str, torch.Tensor], target: Any) -> None:
-    """One graph through all units, so that an output that nobody keeps is freed as inside a stage."""
+    """One graph through all units, so that an output that nobody keeps is freed as inside a stage.
+
+    The model's outputs are kept: torch's runtime keeps them until their backward.
+    """
     peaks = []
     with LiveBytes(_there_before(chain, inputs, target)) as live:
         sent: Tensors = ()
+        outputs: Tensors = ()
         for index, unit in enumerate(units):
             live.label, before = index, live.current
             live.reset_peak()
-            sent = chain.forward_unit(index, sent, inputs, target)
+            sent = chain.units[index](*sent, **inputs)
+            if index == len(units) - 1:
+                outputs, sent = sent, chain.loss(sent, target)
             unit.output = unique_bytes(sent)
             peaks.append(live.peak - before)
         held = live.by_label()
+        del outputs
         for index, unit in enumerate(units):
             unit.held_after_forward = held[index]
             unit.workspace = max(0, peaks[index] - held[index])

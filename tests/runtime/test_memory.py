@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
+
+import pytest
 import torch
 from torch import nn
 
+from autopipe.runtime.capture import capture
+from autopipe.runtime.chain import Chain
+from autopipe.runtime.launch import launch
 from autopipe.runtime.memory import LiveBytes, unique_bytes
+from autopipe.runtime.unit_bytes import unit_bytes
+from benchmarks.memory import SCHEDULES, measure_model
 
 
 def test_linear_gelu_linear_holds_what_autograd_saves() -> None:
@@ -46,3 +54,27 @@ def test_a_view_shares_its_base_and_labels_tell_who_made_what() -> None:
 def test_unique_bytes_counts_a_storage_once() -> None:
     base = torch.zeros(100)
     assert unique_bytes([base, base[:10], None, torch.zeros(10)]) == 440
+
+
+def test_the_last_layer_holds_the_models_output_as_the_runtime_does() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 32))
+    inputs = torch.randn(4, 8)
+    captured = capture(model, (inputs,))
+    chains = [
+        Chain(captured, [1], lambda output, _: output.sum(), torch.device("cpu"), deferred=deferred)
+        for deferred in (False, True)
+    ]
+    for chain in chains:
+        chain.run(captured.bind((inputs,)), None)  # gradients are there from now on
+    first, last = unit_bytes(*chains, captured.bind((inputs,)), None)
+    assert first.held_after_forward == 4 * 16 * 4  # what the second Linear keeps
+    assert last.held_after_forward == 4 * 32 * 4 + 4  # its output, which sum() does not keep, and the loss
+
+
+@pytest.mark.slow
+def test_peaks_are_never_much_higher_than_predicted() -> None:
+    rows = [row for rank in launch(measure_model, ("examples/mlp.py", 64, 4), ranks=2, timeout_s=120) for row in rank]
+    assert len(rows) == 2 * 2 * len(SCHEDULES)
+    errors = [row.predicted / row.measured - 1 for row in rows]
+    assert min(errors) > -0.05
+    assert statistics.median(map(abs, errors)) <= 0.05
