@@ -50,6 +50,14 @@ def test_smallest_longest_is_brute_force(
         assert max(scaling.cost(a, b, r) for (a, b), r in ranges) == found.value
 
 
+def test_a_limit_within_rounding_of_the_reduced_part_ends() -> None:
+    """9 × 0.1 of work whose reduced part is 0.9: replicas save one rounding, and the search must not wait for more."""
+    scaling = ring([9 * 0.1, 9 * 0.1], [11 * 0.1, 9 * 0.1], [1, 2, 3, 4], longest=1)
+    found = smallest_longest(scaling, 3)
+    assert found
+    assert (found.value, sum(found.replicas)) == brute(scaling, 2, [1, 2, 3, 4], 3)
+
+
 def test_more_devices_than_help_are_left_alone() -> None:
     """Reducing 9 of gradients costs more than half of the work: replicas never pay, and one layer bounds the rest."""
     scaling = ring([4.0, 6.0, 2.0], [9.0, 9.0, 9.0], [1, 2, 4])

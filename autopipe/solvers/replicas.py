@@ -84,7 +84,19 @@ class Ring:
         guess = np.where(self._costs(np.array(0)) <= limit, 0, guess)
         index = self._next[np.clip(np.nan_to_num(guess), 0, self._choices[-1]).astype(np.intp)]
         index = np.minimum(index + (self._costs(index) > limit), last)
+        for wrong in np.flatnonzero(self._misses(index, limit)):
+            index[wrong] = self._first(wrong, limit)
         return index, self._costs(index) <= limit
+
+    def _misses(self, index: Indices, limit: float) -> NDArray[np.bool_]:
+        """Where a guess is not the first choice: the limit is within rounding of what no replica makes cheaper."""
+        high = (index > 0) & (self._costs(np.maximum(index - 1, 0)) <= limit)
+        low = (self._costs(index) > limit) & (self._costs(np.array(len(self._choices) - 1)) <= limit)
+        return np.asarray(high | low)
+
+    def _first(self, place: np.intp, limit: float) -> np.intp:
+        """The first choice within the limit, by trying all; there is one."""
+        return np.argmax(self._divided[place] / self._choices + self._fixed[place] <= limit)
 
 
 def smallest_longest(scaling: Scaling, devices: int) -> Replicated | None:
