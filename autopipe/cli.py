@@ -131,13 +131,23 @@ def check(
     timeout: Annotated[
         float | None, typer.Option(min=0, metavar="SECONDS", help="When a silent rank counts as hung.")
     ] = None,
+    emulate: Annotated[
+        bool, typer.Option("--emulate", help="All ranks on this machine, waiting instead of computing.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Run a plan on local processes and compare: times, memory, losses and gradients."""
     from autopipe.core import files
-    from autopipe.workflow import run_check
+    from autopipe.workflow import run_check, run_rehearsal
 
+    if emulate:
+        from autopipe.report.terminal import rehearsal_text, show
+
+        rehearsed = run_rehearsal(plan, timeout_s=timeout, progress=_progress)
+        text = f"{rehearsal_text(rehearsed)}\nwrote     {files.rehearsal_path(plan)}"
+        print(files.to_json(rehearsed), end="") if as_json else show(text)
+        return
     planned, result = run_check(plan, model=model, timeout_s=timeout, progress=_progress)
     if as_json:
         print(files.to_json(result), end="")

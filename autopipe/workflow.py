@@ -18,7 +18,7 @@ from autopipe.core.errors import FileError, UsageError
 from autopipe.core.paths import relative
 from autopipe.core.plan import FileRef, ModelRef, Plan
 from autopipe.core.profile import Profile, content_digest
-from autopipe.core.result import CheckResult
+from autopipe.core.result import CheckResult, Rehearsal
 from autopipe.core.units import format_duration
 
 PROFILE_SUFFIX = ".profile.json"
@@ -205,6 +205,16 @@ def run_check(
     result = check(str(path), model=model, timeout_s=timeout_s, progress=progress)
     files.write(result, files.check_path(path))
     return plan, result
+
+
+def run_rehearsal(path: Path, *, timeout_s: float | None, progress: Progress) -> Rehearsal:
+    """Run a plan with stages that wait instead of computing, and write what it showed beside it. Raises AutopipeError."""
+    plan = files.load(path)
+    from autopipe.runtime.rehearsal import rehearse
+
+    result = rehearse(plan, timeout_s=timeout_s, progress=progress)
+    files.write(result, files.rehearsal_path(path))
+    return result
 
 
 def open_plan(path: Path) -> tuple[Plan, CheckResult | None]:

@@ -25,7 +25,7 @@ from autopipe.core.cluster import Cluster
 from autopipe.core.errors import AutopipeError, FileError
 from autopipe.core.plan import Plan
 from autopipe.core.profile import Profile
-from autopipe.core.result import CheckResult
+from autopipe.core.result import CheckResult, Rehearsal
 from autopipe.core.schedule import Action
 from autopipe.core.stage_seconds import StageSeconds
 from autopipe.core.timeline import Memory, Span, Timeline
@@ -37,12 +37,14 @@ _FORMATS: dict[type, str] = {
     Cluster: "autopipe.cluster",
     Timeline: "autopipe.timeline",
     CheckResult: "autopipe.check",
+    Rehearsal: "autopipe.rehearsal",
     StageSeconds: "autopipe.costs",
 }
-T = TypeVar("T", Plan, Profile, Cluster, Timeline, CheckResult, StageSeconds)
+File = Plan | Profile | Cluster | Timeline | CheckResult | Rehearsal | StageSeconds
+T = TypeVar("T", Plan, Profile, Cluster, Timeline, CheckResult, Rehearsal, StageSeconds)
 
 
-def write(value: Plan | Profile | Cluster | Timeline | CheckResult | StageSeconds, path: str | Path) -> None:
+def write(value: File, path: str | Path) -> None:
     """Write the file, whole or not at all. Raises FileError where it cannot be written."""
     write_text(to_json(value), path)
 
@@ -68,6 +70,11 @@ def check_path(plan: str | Path) -> Path:
     return Path(plan).with_suffix(".check.json")
 
 
+def rehearsal_path(plan: str | Path) -> Path:
+    """Where the result of rehearsing a plan file lies: ``plan.rehearsal.json`` beside ``plan.json``."""
+    return Path(plan).with_suffix(".rehearsal.json")
+
+
 def write_text(text: str, path: str | Path) -> None:
     """Replace a file's content in one step. Raises FileError where it cannot be written."""
     target = Path(path)
@@ -85,7 +92,7 @@ def write_text(text: str, path: str | Path) -> None:
         raise FileError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def to_json(value: Plan | Profile | Cluster | Timeline | CheckResult | StageSeconds) -> str:
+def to_json(value: File) -> str:
     """The file's text."""
     return json_text(as_object(value))
 

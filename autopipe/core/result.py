@@ -84,3 +84,29 @@ class CheckResult:
         from autopipe.report.terminal import check_text
 
         return check_text(self)
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A plan run with stages that wait instead of computing, against what that should take.
+
+    ``predicted`` and ``measured`` are Timelines of the same, stretched times: all seconds of the plan are multiplied
+    by ``factor``, and the machine's own costs are in both: ``overhead_s`` an action, ``message_s`` the way of an
+    empty message. ``step_s`` is the median over the steps that were run, ``spread`` their (q75 − q25) / median;
+    ``measured`` is the step nearest to it.
+    """
+
+    predicted: Timeline
+    measured: Timeline
+    step_s: float
+    spread: float
+    factor: float
+    overhead_s: float
+    message_s: float
+    notes: tuple[str, ...] = ()
+    plan_digest: str = ""
+
+    @property
+    def error(self) -> float:
+        """measured / predicted − 1 of the step."""
+        return self.step_s / self.predicted.step_s - 1

@@ -10,7 +10,7 @@ from autopipe.core.cluster import Cluster, Link
 from autopipe.core.paths import seen
 from autopipe.core.plan import Plan, Rejected, Stage
 from autopipe.core.profile import Profile
-from autopipe.core.result import CheckResult
+from autopipe.core.result import CheckResult, Rehearsal
 from autopipe.core.units import format_bandwidth, format_bytes, format_count, format_duration, format_percent, many
 
 NONE = "–"
@@ -166,6 +166,18 @@ def _memory_rows(result: CheckResult) -> list[Row]:
             zip(result.predicted.peak_bytes, result.measured.peak_bytes, strict=True)
         )
     ]
+
+
+def rehearsal_rows(result: Rehearsal) -> list[Row]:
+    """The step, and how long each rank is idle in it."""
+    before, after = result.predicted, result.measured
+    seconds = (format_duration(before.step_s), format_duration(result.step_s))
+    spread = f"spread {format_percent(result.spread)}"
+    rows: list[Row] = [("step", *seconds, format_percent(result.error, sign=True), spread)]
+    for rank in range(before.ranks):
+        idle = (format_percent(before.rank_idle(rank)), format_percent(after.rank_idle(rank)))
+        rows.append((f"rank {rank} idle", *idle, "", ""))
+    return rows
 
 
 def parity_rows(result: CheckResult) -> list[Row]:

@@ -19,7 +19,7 @@ from rich.text import Text
 from autopipe.core.cluster import Cluster, Device
 from autopipe.core.plan import Plan, Rejected, Stage
 from autopipe.core.profile import LayerCost, Profile
-from autopipe.core.result import CheckResult
+from autopipe.core.result import CheckResult, Rehearsal
 from autopipe.core.schedule import Schedule
 from autopipe.core.timeline import Timeline
 from autopipe.core.units import format_bytes, format_count, format_duration, format_percent, many
@@ -33,6 +33,7 @@ from autopipe.report.rows import (
     layer_range,
     link_text,
     parity_rows,
+    rehearsal_rows,
     rejected_rows,
     shape,
 )
@@ -78,6 +79,14 @@ def check_text(result: CheckResult, *, plan: Plan | None = None, width: int = 10
     rows = check_rows(result, plan)
     table = _table(("", "predicted", "measured", "error", ""), rows, left=(0, 4))
     return _text([table, Text(), _lines(parity_rows(result))], width)
+
+
+def rehearsal_text(result: Rehearsal, *, width: int = 100) -> str:
+    """A rehearsal: the step and each rank's idle time, predicted against measured; what the machine adds."""
+    table = _table(("", "predicted", "measured", "error", ""), rehearsal_rows(result), left=(0, 4))
+    added = f"{format_duration(result.overhead_s)} an action, {format_duration(result.message_s)} a message"
+    lines = [("machine", f"adds {added}; both are in the prediction"), *(("note", note) for note in result.notes)]
+    return _text([table, Text(), _lines(lines)], width)
 
 
 def profile_text(profile: Profile, *, width: int = 100) -> str:

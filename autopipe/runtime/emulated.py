@@ -1,7 +1,8 @@
-"""Stages that keep the device busy for a given time instead of computing, under torch's real runtime and messages.
+"""Stages that keep the device busy, or wait, for a given time instead of computing, under torch's real runtime.
 
 What the runtime and the messages cost beyond the stages' work is read off such a pipeline: how long one action waits
-for the runtime to get to it, and how much longer when it asks for a message late (core/lowering.py).
+for the runtime to get to it, and how much longer when it asks for a message late (core/lowering.py). A whole plan is
+rehearsed with them in rehearsal.py.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,68 +26,104 @@ from autopipe.runtime.host import hurry_messages
 from autopipe.runtime.recorder import Recorder
 from autopipe.runtime.torch_ir import TorchRuntime
 
-MESSAGE_ELEMENTS = 1 << 16
+MESSAGE_NUMBERS = 1 << 15
 MICRO_BATCHES = 12
 STEPS = 4
 SECONDS = (0.012, 0.006)
 """Forward seconds of the first and the second stage; backward takes twice as long."""
 
 
-class EmulatedStage(nn.Module):
-    """A stage that passes one tensor of ``elements`` on and works for ``forward_s`` and ``backward_s`` meanwhile."""
+class Work(Protocol):
+    """What a stage does instead of computing.
 
-    def __init__(
-        self, index: int, forward_s: float, backward_s: float, work: Callable[[float], None], elements: int
-    ) -> None:
+    ``forward`` and ``backward`` are given the first number of the message that they need, and return the first number
+    of the one that they make: the rest of a message is whatever memory holds.
+    """
+
+    def forward(self, received: float, /) -> float:
+        """A micro-batch's forward."""
+
+    def backward(self, received: float, /) -> float:
+        """The next backward, or its first half where it is split."""
+
+    def weight_backward(self) -> Callable[[], None]:
+        """The second half of the last backward, to be called later; nothing where it was whole."""
+
+
+class EmulatedStage(nn.Module):
+    """A stage that does its work, and passes on a message of ``sends`` numbers for one of ``receives``."""
+
+    def __init__(self, index: int, work: Work, *, receives: int, sends: int, deferred: bool = False) -> None:
         super().__init__()
-        self.index, self.deferred = index, False
-        self.weight = nn.Parameter(torch.zeros(elements))
-        self._times = (forward_s, backward_s)
-        self._work = work
+        self.index, self.deferred = index, deferred
+        self.weight = nn.Parameter(torch.zeros(receives, dtype=torch.float64))
+        self._work, self._sends = work, sends
 
     def forward(self, *received: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The received tensor, or its own first one, after ``forward_s``."""
+        """A message for the received one; the first stage takes its own weight for one."""
         value = received[0] if received else self.weight
-        result: torch.Tensor = _Worked.apply(value, self._work, *self._times)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = _Worked.apply(value, self._work, self._sends)  # type: ignore[no-untyped-call]
         return (result,)
 
     def input_args(self, micro_batch: int) -> tuple[torch.Tensor, ...]:
         """What it receives, as a meta tensor; the first stage nothing."""
-        return self.output_args(micro_batch) if self.index else ()
+        return (_meta(len(self.weight)),) if self.index else ()
 
     def output_args(self, micro_batch: int) -> tuple[torch.Tensor, ...]:
         """What it sends, as a meta tensor."""
-        return (torch.empty_like(self.weight, device="meta").requires_grad_(),)
+        return (_meta(self._sends),)
+
+    def weight_backward(self) -> Callable[[], None]:
+        """The second half of its last backward."""
+        return self._work.weight_backward()
+
+
+def _meta(numbers: int) -> torch.Tensor:
+    return torch.empty(numbers, dtype=torch.float64, device="meta").requires_grad_()
+
+
+class _Worked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, work: Work, sends: int) -> torch.Tensor:
+        ctx.work, ctx.receives = work, len(value)
+        return _message(value, sends, work.forward(float(value[0])))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _message(gradients[0], ctx.receives, ctx.work.backward(float(gradients[0][0]))), None, None
+
+
+def _message(like: torch.Tensor, numbers: int, first: float) -> torch.Tensor:
+    message = like.new_empty(numbers)
+    message[0] = first
+    return message
+
+
+class Busy:
+    """Work that keeps the device computing for a stage's seconds."""
+
+    def __init__(self, forward_s: float, backward_s: float, device: torch.device) -> None:
+        self._times, self._device = (forward_s, backward_s), device
+        self._factor = torch.ones(128, 128, device=device)
+
+    def forward(self, received: float) -> float:
+        """Compute for the forward's seconds."""
+        return self._compute(self._times[0])
+
+    def backward(self, received: float) -> float:
+        """Compute for the backward's seconds."""
+        return self._compute(self._times[1])
 
     def weight_backward(self) -> Callable[[], None]:
         """Nothing is put off."""
         return lambda: None
 
-
-class _Worked(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, work: Callable[[float], None], *times: float) -> torch.Tensor:
-        ctx.work, ctx.backward_s = work, times[1]
-        work(times[0])
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        ctx.work(ctx.backward_s)
-        return gradients[0], None, None, None
-
-
-def busy(device: torch.device) -> Callable[[float], None]:
-    """Work that keeps the device computing for some seconds."""
-    factor = torch.ones(128, 128, device=device)
-
-    def work(seconds: float) -> None:
+    def _compute(self, seconds: float) -> float:
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
-            torch.mm(factor, factor)
-            synchronize(device)
-
-    return work
+            torch.mm(self._factor, self._factor)
+            synchronize(self._device)
+        return 0.0
 
 
 def runtime_costs(device: torch.device, group: dist.ProcessGroup | None = None) -> tuple[float, float]:
@@ -98,7 +135,8 @@ def runtime_costs(device: torch.device, group: dist.ProcessGroup | None = None) 
     rank = dist.get_rank(group)
     hurry_messages()  # the group's threads too
     schedule = kind("1F1B").schedule(2, MICRO_BATCHES)
-    stage = EmulatedStage(rank, SECONDS[rank], 2 * SECONDS[rank], busy(device), MESSAGE_ELEMENTS).to(device)
+    work = Busy(SECONDS[rank], 2 * SECONDS[rank], device)
+    stage = EmulatedStage(rank, work, receives=MESSAGE_NUMBERS, sends=MESSAGE_NUMBERS).to(device)
     runtime = TorchRuntime(schedule, [stage], 1, device, lambda output, target: output[0].sum(), group=group)
     recorder = Recorder(rank, device)
     for each in runtime.stages:

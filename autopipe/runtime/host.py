@@ -7,6 +7,7 @@ import os
 import platform
 import struct
 import threading
+import time
 from pathlib import Path
 
 _MALLOPT = {-3: 32 << 20, -1: (1 << 31) - 1, -2: 64 << 20}
@@ -53,3 +54,16 @@ def _name(task: Path) -> str:
         return (task / "comm").read_text()
     except OSError:
         return ""  # it has ended
+
+
+def sleep_until(moment_s: float) -> None:
+    """Sleep until a moment of time.perf_counter; some 0.1 ms longer, or less after ``wake_exactly``."""
+    left = moment_s - time.perf_counter()
+    if left > 0:
+        time.sleep(left)
+
+
+def wake_exactly() -> None:
+    """Let this thread's sleeps end when they should, on Linux (prctl(2), PR_SET_TIMERSLACK); by default 50 µs later."""
+    if platform.system() == "Linux":
+        ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)
