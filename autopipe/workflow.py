@@ -208,7 +208,7 @@ def run_check(
 
 
 def run_rehearsal(path: Path, *, timeout_s: float | None, progress: Progress) -> Rehearsal:
-    """Run a plan with stages that wait instead of computing, and write what it showed beside it. Raises AutopipeError."""
+    """Run a plan with stages that wait instead of computing; write what it showed beside it. Raises AutopipeError."""
     plan = files.load(path)
     from autopipe.runtime.rehearsal import rehearse
 

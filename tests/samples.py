@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autopipe.core.cluster import Cluster, Device, Link, Pair, Tier
 from autopipe.core.plan import FileRef, ModelRef, Plan, Prediction, Rejected, ScheduleTable, Stage, TiedParameter
 from autopipe.core.profile import CostTable, Edge, Layer, LayerCost, Profile, Tie
-from autopipe.core.result import CheckResult, Measured, MeasuredStage, Parity
+from autopipe.core.result import CheckResult, Measured, MeasuredStage, Parity, Rehearsal
 from autopipe.core.stage import stage_cost
 from autopipe.core.timeline import Memory, Span, Timeline
 from autopipe.simulate import simulate
@@ -151,3 +153,18 @@ def check_result() -> CheckResult:
         notes=("dropout probability 0 where losses are compared",),
         plan_digest=made.digest,
     )
+
+
+def rehearsal() -> Rehearsal:
+    """A rehearsal of ``plan()``, twice as slow as it is, that took 1 % longer than expected."""
+    made = plan()
+    slow = simulate(
+        made.schedule.parsed(),
+        [stage_cost(profile(), stage.start, stage.stop, 2, speed=0.5) for stage in made.stages],
+        made.hops,
+        overhead_s=0.4e-3,
+    )
+    step_s = 1.01 * slow.step_s
+    measured = replace(slow, step_s=step_s, origin="emulated", memory=((), ()))
+    note = "all times are stretched 2 times: shorter waits would not be exact"
+    return Rehearsal(slow, measured, step_s, 0.004, 2.0, 0.4e-3, 0.2e-3, (note,), made.digest)

@@ -16,11 +16,12 @@ from autopipe import cli
 from autopipe.core import files
 from autopipe.core.cluster import Cluster, Device, Link, Tier
 from autopipe.core.errors import CheckFailed, FileError, NoPlanFits
+from autopipe.core.result import Rehearsal
 from autopipe.explain import explanation
 from autopipe.report import html, terminal
 from autopipe.report.trace import trace_json
 from autopipe.simulate import simulate_plan
-from tests.samples import check_result, cluster, plan, profile
+from tests.samples import check_result, cluster, plan, profile, rehearsal
 
 
 @pytest.fixture
@@ -161,6 +162,15 @@ def test_show_as_json_is_plan_and_check(run, made):
     }
     (made / "plan.check.json").unlink()
     assert json.loads(run("show", "plan.json", "--json")[1])["check"] is None
+
+
+def test_a_rehearsal_is_printed_and_kept(run, made, monkeypatch):
+    monkeypatch.setattr("autopipe.runtime.rehearsal.rehearse", lambda plan, **options: rehearsal())
+    code, out, err = run("check", "plan.json", "--emulate")
+    assert (code, err) == (0, "")
+    assert out == f"{terminal.rehearsal_text(rehearsal())}\nwrote     plan.rehearsal.json\n"
+    assert files.read("plan.rehearsal.json", Rehearsal) == rehearsal()
+    assert run("check", "plan.json", "--emulate", "--json")[1] == files.to_json(rehearsal())
 
 
 def test_show_writes_a_page_that_needs_neither_profile_nor_network(run, made):

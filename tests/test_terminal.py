@@ -17,7 +17,7 @@ from autopipe.core import units
 from autopipe.core.plan import Rejected
 from autopipe.core.schedule import Action, Op, Schedule
 from autopipe.report import terminal
-from tests.samples import check_result, cluster, plan, profile
+from tests.samples import check_result, cluster, plan, profile, rehearsal
 
 GOLDEN = Path(__file__).parent / "golden"
 TEXTS = {
@@ -25,6 +25,7 @@ TEXTS = {
     "plan_alone": lambda: terminal.plan_text(plan()),
     "check": lambda: terminal.check_text(check_result(), plan=plan()),
     "check_alone": lambda: terminal.check_text(check_result()),
+    "rehearsal": lambda: terminal.rehearsal_text(rehearsal()),
     "profile": lambda: terminal.profile_text(profile()),
     "schedule": lambda: terminal.schedule_text(plan().schedule.parsed()),
     "cluster": lambda: terminal.cluster_text(cluster()),

@@ -97,7 +97,7 @@ def to_json(value: File) -> str:
     return json_text(as_object(value))
 
 
-def as_object(value: Plan | Profile | Cluster | Timeline | CheckResult | StageSeconds) -> dict[str, Any]:
+def as_object(value: File) -> dict[str, Any]:
     """The file's object."""
     head: dict[str, Any] = {"format": _FORMATS[type(value)], "version": VERSION}
     fields_: dict[str, Any] = plain(value)
