@@ -41,6 +41,7 @@ def plan(
     optimizer: str | None = None,
     recompute: str = "auto",
     pins: Mapping[str, int] | None = None,
+    stages_per_rank: int | None = None,
     model: ModelRef | None = None,
     profile_ref: FileRef | None = None,
     cluster_ref: FileRef | None = None,
@@ -52,7 +53,7 @@ def plan(
     four stages on a rank where it takes them). ``devices`` takes the first so many of the cluster. A rank may use
     min(its memory, ``memory_bytes``) × (1 − headroom). ``recompute`` is ``none``, ``all``, or ``auto``: on the layers
     where it is cheapest, and only where a stage would not fit (in its part of the memory, where a rank has several).
-    ``pins`` fixes the stage of layers, by name.
+    ``pins`` fixes the stage of layers, by name. ``stages_per_rank`` leaves only that number of stages on a rank.
 
     ``lower_bound_s`` holds for every split, depth, micro-batch size, schedule and choice of recomputed layers in that
     space. Equal arguments give equal plans.
@@ -65,10 +66,11 @@ def plan(
     space = Space(
         setting,
         global_batch,
-        wanted_depths(profile, offered, setting.pins, depths),
+        wanted_depths(profile, offered, setting.pins, depths, stages_per_rank),
         wanted_micro_batches(profile, global_batch, micro_batches),
         wanted_kinds(schedules),
         _one_of(recompute, RECOMPUTE, "recompute"),
+        stages_per_rank,
     )
     answer = search(space)
     if answer.best is None:

@@ -105,7 +105,7 @@ def make_plan(
         profile_ref=FileRef(profile.digest, relative(saved, output.parent)),
         cluster_ref=FileRef(content_digest(files.plain(used)), relative(named, output.parent)),
     )
-    made = search(**choices | (given_split(like, profile, ranks) if like else {}))
+    made = search(**choices | (given_split(like, profile, ranks, choices.get("schedules")) if like else {}))
     ours = search(**choices) if like else None
     if given is None:
         files.write(used, named)
@@ -113,16 +113,30 @@ def make_plan(
     return Planned(made, profile, used, ours)
 
 
-def given_split(like: str, profile: Profile, devices: int) -> dict[str, Any]:
-    """A split that was made elsewhere, as choices of the search: every layer pinned to its stage. Raises UsageError."""
+def given_split(like: str, profile: Profile, devices: int, schedules: Sequence[str] | None) -> dict[str, Any]:
+    """A split that was made elsewhere, as choices of the search: every layer pinned to its stage. Raises UsageError.
+
+    It runs by the schedule that its trainer has for it, unless ``schedules`` are asked for.
+    """
+    from autopipe.core.schedule import kind
     from autopipe.export.splits import read_split
 
-    cuts = read_split(like, tuple(layer.name for layer in profile.layers))
-    stages = len(cuts) + 1
-    if stages > devices:
-        raise UsageError(f"--from has {stages} stages, there are {devices} devices: one device a stage is planned")
-    pins = {layer.name: sum(cut <= index for cut in cuts) for index, layer in enumerate(profile.layers)}
-    return {"depths": (stages,), "pins": pins}
+    split = read_split(like, tuple(layer.name for layer in profile.layers))
+    stages = len(split.cuts) + 1
+    depth = min(stages, devices)
+    per_rank, rest = divmod(stages, depth)
+    if rest:
+        fitting = [str(count) for count in range(1, stages + 1) if stages % count == 0]
+        raise UsageError(
+            f"--from has {stages} stages, which {devices} devices cannot share equally: use --devices "
+            f"{', '.join(fitting[:-1])} or {fitting[-1]}"
+        )
+    named = list(schedules or split.schedules(per_rank))
+    for name in named:
+        if name != "all":
+            kind(name).place(depth, per_rank)
+    pins = {layer.name: sum(cut <= index for cut in split.cuts) for index, layer in enumerate(profile.layers)}
+    return {"depths": (depth,), "stages_per_rank": per_rank, "pins": pins, "schedules": named or None}
 
 
 def make_profile(source: str, *, output: Path | None, **options: Any) -> tuple[Profile, Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from autopipe import cli, export
 from autopipe.core import files
 from autopipe.core.errors import AutopipeError, UsageError
+from autopipe.core.plan import Plan
+from autopipe.core.schedule import kind
 from autopipe.export.megatron import layout
 from autopipe.export.megatron_layout import read_layout, write_layout
 from autopipe.export.splits import read_split
@@ -93,7 +96,7 @@ def test_a_plan_s_layout_and_counts_are_read_back_as_its_cuts(plan):
     if plan is None:
         return
     names = tuple(name for stage in plan.stages for name in stage.layers)
-    assert read_split(f"megatron:{layout(plan)}", names) == plan.cuts
+    assert read_split(f"megatron:{layout(plan)}", names).cuts == plan.cuts
 
 
 @given(plans())
@@ -136,7 +139,7 @@ def test_a_torchtitan_module_is_read_back_as_its_cuts(tmp_path):
     plan = plan_of(llama(6), [3, 5, 8], interleaved(2, 2, 4))
     path = tmp_path / "exported.py"
     path.write_text(export.trainer("torchtitan").files(plan)["autopipe_torchtitan.py"])
-    assert read_split(f"torchtitan:{path}", LAYERS) == plan.cuts
+    assert read_split(f"torchtitan:{path}", LAYERS).cuts == plan.cuts
 
 
 def test_a_keyword_is_read_and_nothing_is_run(tmp_path):
@@ -145,7 +148,7 @@ def test_a_keyword_is_read_and_nothing_is_run(tmp_path):
         'raise SystemExit\np = ParallelismConfig(module_fqns_per_model_part=[["tok_embeddings", "layers.0"], '
         '["layers.1", "layers.2", "layers.3", "layers.4", "layers.5", "norm", "lm_head"]])\n'
     )
-    assert read_split(f"torchtitan:{path}", LAYERS) == (2,)
+    assert read_split(f"torchtitan:{path}", LAYERS).cuts == (2,)
 
 
 def modules(*stages: list[str]) -> str:
@@ -175,7 +178,7 @@ def test_a_torchtitan_file_that_does_not_fit_is_refused(tmp_path, text, message)
 
 
 def test_counts_are_blocks():
-    assert read_split("counts:1,2,3", LAYERS) == (2, 4)
+    assert read_split("counts:1,2,3", LAYERS).cuts == (2, 4)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +228,55 @@ def test_a_split_from_elsewhere_is_planned_as_it_is_and_compared(run, split, cut
     assert float(yours[1]) >= float(ours[4])
 
 
-def test_a_split_with_more_stages_than_devices_is_refused(run):
-    code, out, err = run("--from", "counts:2,2,2", "--devices", "2")
+@pytest.mark.parametrize(
+    ("split", "schedule", "placement"),
+    [
+        ("megatron:Et|tt|tt|tL", "Interleaved1F1B", (0, 1, 0, 1)),
+        ("counts:1,2,2,1", "Interleaved1F1B", (0, 1, 0, 1)),
+        ("counts:1,1,1,1,1,1", "Interleaved1F1B", (0, 1, 0, 1, 0, 1)),
+    ],
+)
+def test_a_split_with_several_stages_on_a_device_is_planned(run, split, schedule, placement):
+    code, out, err = run("--from", split, "--devices", "2")
+    assert (code, err) == (0, "")
+    planned = files.load("plan.json")
+    assert planned.cuts == read_split(split, LAYERS).cuts
+    assert (planned.schedule.name, planned.schedule.placement) == (schedule, placement)
+    assert re.search(r"^yours [\d.]+ m?s, ours [\d.]+ m?s$", out, re.MULTILINE)
+
+
+def test_a_megatron_split_is_predicted_with_what_megatron_runs(run):
+    run("--from", "megatron:Ett|ttttL", "--devices", "2")
+    assert files.load("plan.json").schedule.name == "1F1B"
+    run("--from", "megatron:Ett|ttttL", "--devices", "2", "--schedule", "GPipe")
+    assert files.load("plan.json").schedule.name == "GPipe"
+
+
+def test_a_torchtitan_module_is_planned_with_the_schedule_that_it_names(run, tmp_path):
+    made = plan_of(llama(6), [2, 4, 6], kind("ZB-V").schedule(2, 4, stages_per_rank=2))
+    (tmp_path / "mine.py").write_text(export.trainer("torchtitan").files(made)["autopipe_torchtitan.py"])
+    code, _, err = run("--from", "torchtitan:mine.py", "--devices", "2", "--micro-batch", "2")
+    assert (code, err) == (0, "")
+    planned = files.load("plan.json")
+    assert (planned.cuts, planned.schedule.name) == (made.cuts, "ZB-V")
+    assert planned.schedule.placement == made.schedule.placement
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["counts:2,2,2", "--devices", "2"], "3 stages, which 2 devices cannot share equally: use --devices 1 or 3"),
+        (["counts:1,2,2,1", "--devices", "2", "--schedule", "1F1B"], "1F1B takes 1 stage a rank, not 2"),
+    ],
+)
+def test_a_split_that_the_devices_cannot_hold_is_refused(run, arguments, message):
+    code, out, err = run("--from", *arguments)
     assert (code, out) == (2, "")
-    assert "3 stages, there are 2 devices" in err
+    assert message in err
+
+
+def test_json_of_a_split_is_the_plan_alone(run):
+    code, out, err = run("--from", "counts:2,4", "--json")
+    assert code == 0
+    assert files.from_json(out, Plan) == files.load("plan.json")
+    assert err.startswith("yours ")

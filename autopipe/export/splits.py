@@ -8,11 +8,16 @@ torchtitan:FILE            a Python file with MODULE_FQNS_PER_MODEL_PART, or tha
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
+import autopipe.schedules  # noqa: F401  (a file names one)
 from autopipe.core.errors import CannotExport, FileError, UsageError
+from autopipe.core.schedule import kind
 from autopipe.export.counts import cuts_of_counts
 from autopipe.export.megatron_layout import read_layout
 from autopipe.export.names import Role, parts
@@ -22,14 +27,32 @@ Layers = tuple[str, ...]
 _FIELD = "module_fqns_per_model_part"
 
 
-def read_split(text: str, layers: Layers) -> tuple[int, ...]:
-    """The first layer of every stage but the first. ``layers`` are the model's, by name. Raises UsageError."""
+@dataclass(frozen=True)
+class Split:
+    """A split: the first layer of every stage but the first, and the trainer's schedule where the split names it."""
+
+    cuts: tuple[int, ...]
+    trainer: str
+    schedule: str | None = None
+
+    def schedules(self, stages_per_rank: int) -> tuple[str, ...]:
+        """What the trainer runs with so many stages on a rank; () where that is open."""
+        if self.schedule:
+            return (self.schedule,)
+        if stages_per_rank > 1:
+            return ("Interleaved1F1B",)
+        return ("1F1B",) if self.trainer == "megatron" else ()
+
+
+def read_split(text: str, layers: Layers) -> Split:
+    """The split of a model whose layers have these names. Raises UsageError."""
     form, colon, rest = text.partition(":")
     reader = _READERS.get(form)
     if not colon or reader is None:
         raise UsageError(f"--from {text!r} is no split: write one of {', '.join(f'{name}:…' for name in _READERS)}")
     try:
-        return reader(rest, layers)
+        schedule = _schedule(Path(rest)) if form == "torchtitan" else None
+        return Split(reader(rest, layers), form, schedule)
     except CannotExport as error:
         raise UsageError(f"--from {form}: {error}") from None
 
@@ -69,19 +92,30 @@ def _torchtitan(text: str, layers: Layers) -> tuple[int, ...]:
 
 def _literal(path: Path) -> Sequence[Sequence[str]]:
     """The list in a Python file: assigned to the field's name, or given as that keyword."""
+    for value in _values(path, _FIELD):
+        if isinstance(value, list) and all(isinstance(row, list) for row in value):
+            return value
+    raise FileError(f"{path} holds no {_FIELD} = [[…], …] of names")
+
+
+def _schedule(path: Path) -> str | None:
+    """The schedule that a Python file names, where it is one that autopipe has."""
+    for value in _values(path, "pipeline_parallel_schedule"):
+        with contextlib.suppress(UsageError):
+            return kind(str(value)).name
+    return None
+
+
+def _values(path: Path, field: str) -> Iterator[Any]:
+    """The literals that a Python file assigns to a name, or gives as that keyword; the file is never run."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
         raise FileError(f"{path} cannot be read as Python: {error}") from None
     for node in ast.walk(tree):
-        if _FIELD in {name.lower() for name in _targets(node)}:
-            try:
-                value = ast.literal_eval(node.value)  # type: ignore[attr-defined]  # _targets knows nodes with one
-            except ValueError:
-                continue
-            if isinstance(value, list) and all(isinstance(row, list) for row in value):
-                return value
-    raise FileError(f"{path} holds no {_FIELD} = [[…], …] of names")
+        if field in {name.lower() for name in _targets(node)}:
+            with contextlib.suppress(ValueError):
+                yield ast.literal_eval(node.value)  # type: ignore[attr-defined]  # _targets knows nodes with one
 
 
 def _targets(node: ast.AST) -> list[str]:

@@ -14,14 +14,21 @@ from autopipe.core.units import many
 
 
 def wanted_depths(
-    profile: Profile, cluster: Cluster, pins: Mapping[int, int], depths: Sequence[int] | None
+    profile: Profile,
+    cluster: Cluster,
+    pins: Mapping[int, int],
+    depths: Sequence[int] | None,
+    stages_per_rank: int | None = None,
 ) -> tuple[int, ...]:
-    """The depths to try, ascending: those asked for, or all that devices, cuts and pins allow."""
+    """The depths to try, ascending: those asked for, or all that devices, cuts and pins allow.
+
+    Pins number the stages of all ranks: of one a rank, or of ``stages_per_rank``.
+    """
     if depths is not None and not depths:
         raise UsageError(f"no depth is left to try: use --depth 1…{len(cluster)}")
     for depth in depths or ():
         _check_depth(profile, cluster, depth)
-    possible = possible_depths(profile, cluster, pins)
+    possible = possible_depths(profile, cluster, pins, stages_per_rank or 1)
     wanted = possible if depths is None else tuple(depth for depth in sorted(set(depths)) if depth in possible)
     if not wanted:
         said = ", ".join(f"{profile.layers[layer].name}={stage}" for layer, stage in pins.items())
@@ -32,10 +39,12 @@ def wanted_depths(
     return wanted
 
 
-def possible_depths(profile: Profile, cluster: Cluster, pins: Mapping[int, int]) -> tuple[int, ...]:
+def possible_depths(
+    profile: Profile, cluster: Cluster, pins: Mapping[int, int], stages_per_rank: int = 1
+) -> tuple[int, ...]:
     """All depths that the devices, the legal cuts and the pins allow."""
     most = min(len(cluster), len(profile.legal_cuts()) + 1)
-    return tuple(depth for depth in range(1, most + 1) if _pins_hold(profile, pins, depth))
+    return tuple(depth for depth in range(1, most + 1) if _pins_hold(profile, pins, depth * stages_per_rank))
 
 
 DEFAULT_SCHEDULES = ("1F1B", "GPipe")
@@ -111,13 +120,13 @@ def pinned_stages(profile: Profile, pins: Mapping[str, int]) -> dict[int, int]:
     return {numbers[name]: stage for name, stage in sorted(pins.items(), key=lambda pin: numbers[pin[0]])}
 
 
-def _pins_hold(profile: Profile, pins: Mapping[int, int], depth: int) -> bool:
-    """Whether the layers can be cut into ``depth`` stages with every pin kept."""
+def _pins_hold(profile: Profile, pins: Mapping[int, int], count: int) -> bool:
+    """Whether the layers can be cut into ``count`` stages with every pin kept."""
     stages = {0}
     cuts = set(profile.legal_cuts())
     for layer in range(len(profile.layers)):
         if layer in cuts:
-            stages |= {stage + 1 for stage in stages if stage + 1 < depth}
+            stages |= {stage + 1 for stage in stages if stage + 1 < count}
         if layer in pins:
             stages &= {pins[layer]}
-    return depth - 1 in stages
+    return count - 1 in stages

@@ -59,6 +59,7 @@ class Space:
     micro_batches: tuple[int, ...]
     kinds: tuple[Kind, ...]
     recompute: str
+    stages_per_rank: int | None = None
     _ranges: dict[int, Ranges] = field(default_factory=dict)
     _cases: dict[_Name, Case] = field(default_factory=dict)
     _bounds: dict[_Name, float] = field(default_factory=dict)
@@ -75,7 +76,7 @@ class Space:
 
     def _rows(self, depth: int) -> list[tuple[Kind, int]]:
         """The schedules with their numbers of stages on a rank; several on a single rank make no sense."""
-        rows = [(kind, number) for kind in self.kinds for number in numbers(kind)]
+        rows = [(kind, number) for kind in self.kinds for number in numbers(kind, self.stages_per_rank)]
         single = [(kind, number) for kind, number in rows if number == 1]
         return rows if depth > 1 else single or [(named("1F1B"), 1)]
 
@@ -177,11 +178,13 @@ class Space:
         return any(self.choice(key) if key.kind.looks_at_times else self.case(key).fits() for key in self.all())
 
 
-def numbers(kind: Kind) -> tuple[int, ...]:
-    """The numbers of stages on a rank that a schedule is tried with.
+def numbers(kind: Kind, asked: int | None = None) -> tuple[int, ...]:
+    """The numbers of stages on a rank that a schedule is tried with; where one is asked for, that one or none.
 
     Those that take any number and do not look at times are with one what another schedule is.
     """
+    if asked is not None:
+        return (asked,) if kind.takes(asked) else ()
     return kind.stages_per_rank or ((1, *SEVERAL) if kind.looks_at_times else SEVERAL)
 
 
