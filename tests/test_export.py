@@ -302,6 +302,39 @@ def test_torchtitan_places_stages_by_the_schedule_s_name():
     assert '"Interleaved1F1B"' in exported(loop, "torchtitan")["autopipe_torchtitan.py"]
 
 
+@pytest.mark.parametrize("name", ["torchtitan", "automodel", "megatron", "deepspeed", "accelerate"])
+def test_one_stage_is_no_pipeline(name):
+    alone = plan_of(llama(6), [], one_f_one_b(1, 4))
+    with pytest.raises(CannotExport, match=r"one stage.*on 1 device, with 4 micro-batches of 2"):
+        export.trainer(name).files(alone)
+
+
+def replicated(count: int) -> Plan:
+    """The uneven plan on several pipelines."""
+    return replace(uneven(), replicas=count, global_batch=count * uneven().global_batch)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "said"),
+    [
+        ("torch", "train_pipeline.py", "RANKS, REPLICAS = 2, 3"),
+        ("torchtitan", "autopipe_torchtitan.py", "parallelism.data_parallel_replicate_degree = 3"),
+        ("automodel", "pipeline.yaml", "dp_size: 3"),
+        ("megatron", "megatron_lm.sh", "--global-batch-size 24"),
+        ("deepspeed", "ds_config.json", '"train_batch_size": 24'),
+    ],
+)
+def test_replicas_are_written_where_the_trainer_takes_them(name, file, said):
+    text = exported(replicated(3), name)[file]
+    assert said in text
+    assert "2 stages on 2 ranks × 3 replicas = 6 processes, 1F1B, 4 micro-batches of 2, global batch 24" in text
+
+
+@pytest.mark.parametrize("name", ["accelerate", "device-map", "counts"])
+def test_a_split_says_that_it_has_no_replicas(name):
+    assert all("replicas are not in this file" in text for text in exported(replicated(3), name).values())
+
+
 # --- files ---
 
 

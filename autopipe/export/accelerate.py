@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autopipe.core.errors import CannotExport
 from autopipe.core.plan import Plan
-from autopipe.export.coverage import check_single_use
+from autopipe.export.coverage import check_pipeline, check_single_use
 from autopipe.export.text import comment, quoted
 from autopipe.export.trainer import Files, Heading, exporter
 
@@ -12,6 +12,7 @@ from autopipe.export.trainer import Files, Heading, exporter
 @exporter("accelerate", target="accelerate 1.15", split_only=True)
 def accelerate(plan: Plan, heading: Heading) -> Files:
     """``split_points.py``: ``split_points`` and ``num_chunks``. Raises CannotExport unless stage s is on rank s."""
+    check_pipeline(plan, "accelerate")
     check_single_use(plan, "accelerate")
     if plan.schedule.placement != tuple(range(plan.depth)):
         raise CannotExport(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from autopipe.core.errors import CannotExport
 from autopipe.core.plan import Plan
+from autopipe.export.coverage import check_pipeline
 from autopipe.export.names import Part, Role, recomputes_blocks, stage_parts
 from autopipe.export.text import comment, literal, placement, schedule_csv
 from autopipe.export.trainer import Files, Heading, exporter
@@ -19,6 +20,7 @@ _SCHEDULES = {"loop": ("1F1B", "Interleaved1F1B"), "v": ("ZBVZeroBubble", "ZBVZe
 @exporter("automodel", target="NeMo AutoModel 0.7")
 def automodel(plan: Plan, heading: Heading) -> Files:
     """``pipeline.yaml`` and ``schedule.csv``. Raises CannotExport for what has no place."""
+    check_pipeline(plan, "automodel")
     if plan.ties:
         raise CannotExport(
             f"automodel refuses parameters that stages share: {plan.ties[0].name!r} is on stages "

@@ -6,6 +6,7 @@ from collections import Counter
 
 from autopipe.core.errors import CannotExport
 from autopipe.core.plan import Plan
+from autopipe.core.units import many
 
 
 def check_coverage(plan: Plan) -> None:
@@ -26,6 +27,16 @@ def check_coverage(plan: Plan) -> None:
         unknown = [name for name in stage.layers if stage.modules and module_of(name) not in stage.modules]
         if unknown:
             raise CannotExport(f"stage {stage.index} has no module {unknown[0]!r}: is its layer misspelt? Plan again")
+
+
+def check_pipeline(plan: Plan, trainer: str) -> None:
+    """Raise CannotExport for a plan of one stage, which a trainer runs without any plan: by its batch sizes alone."""
+    if len(plan.stages) == 1:
+        batches = f"{many(plan.micro_batches, 'micro-batch')} of {plan.micro_batch}"
+        raise CannotExport(
+            f"{trainer}: the plan has one stage, there is no pipeline to export. Train the model as it is, on "
+            f"{many(plan.replicas, 'device')}, with {batches} on each"
+        )
 
 
 def module_of(layer: str) -> str:

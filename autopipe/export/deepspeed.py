@@ -10,6 +10,7 @@ import json
 
 from autopipe.core.errors import CannotExport
 from autopipe.core.plan import Plan
+from autopipe.export.coverage import check_pipeline
 from autopipe.export.names import recomputes_blocks
 from autopipe.export.text import comment
 from autopipe.export.trainer import Files, Heading, exporter
@@ -45,6 +46,7 @@ class PlannedPipeline(PipelineModule):
 @exporter("deepspeed", target="DeepSpeed 0.19", stock=lambda plan: "1F1B")
 def deepspeed(plan: Plan, heading: Heading) -> Files:
     """``deepspeed_pipeline.py`` and ``ds_config.json``. Raises CannotExport for more than one stage a rank."""
+    check_pipeline(plan, "deepspeed")
     if len(plan.stages) != plan.depth:
         raise CannotExport(
             f"deepspeed has one stage a rank; the plan has {len(plan.stages)} on {plan.depth}: plan with one"

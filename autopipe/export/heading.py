@@ -16,17 +16,23 @@ def heading(plan: Plan, trainer: Trainer, rest: Remaining, predicted: Timeline |
     lines = [
         f"{plan.model.name} for {trainer.target}, by autopipe {__version__}",
         f"plan {plan.digest}",
-        f"{many(len(plan.stages), 'stage')} on {many(plan.depth, 'rank')}, {plan.schedule.name}, "
+        f"{many(len(plan.stages), 'stage')} on {many(plan.depth, 'rank')}{_replicas(plan)}, {plan.schedule.name}, "
         f"{many(plan.micro_batches, 'micro-batch')} of {plan.micro_batch}, global batch {plan.global_batch}",
     ]
     if trainer.split_only:
-        lines.append("the split only: schedule, micro-batches and recomputation are not in this file")
+        lines.append("the split only: schedule, micro-batches, recomputation and replicas are not in this file")
     elif not rest.losses:
         lines.append(f"predicted: {planned} a step")
     else:
         lines += [f"not expressed: {loss}" for loss in rest.losses]
         lines += _remains(plan, predicted, planned)
     return tuple(lines)
+
+
+def _replicas(plan: Plan) -> str:
+    if plan.replicas == 1:
+        return ""
+    return f" × {many(plan.replicas, 'replica')} = {many(plan.depth * plan.replicas, 'process')}"
 
 
 def _remains(plan: Plan, predicted: Timeline | None, planned: str) -> list[str]:

@@ -10,6 +10,7 @@ import shlex
 
 from autopipe.core.errors import CannotExport
 from autopipe.core.plan import Plan
+from autopipe.export.coverage import check_pipeline
 from autopipe.export.megatron_layout import write_layout
 from autopipe.export.names import Part, Role, recomputes_blocks, stage_parts
 from autopipe.export.text import comment
@@ -30,6 +31,7 @@ def _stock(plan: Plan) -> str:
 @exporter("megatron", target="megatron-core 0.16", stock=_stock)
 def megatron(plan: Plan, heading: Heading) -> Files:
     """``megatron_lm.sh``, ``megatron_bridge.py`` and ``ms_swift.sh``. Raises CannotExport as ``layout`` does."""
+    check_pipeline(plan, "megatron")
     model: dict[str, str | int] = {
         "pipeline_model_parallel_size": plan.depth,
         "pipeline_model_parallel_layout": layout(plan),

@@ -11,6 +11,7 @@ from string import Template
 
 from autopipe.core.errors import CannotExport
 from autopipe.core.plan import Plan
+from autopipe.export.coverage import check_pipeline
 from autopipe.export.names import Part, Role, recomputes_blocks, stage_parts
 from autopipe.export.text import comment, literal, placement, schedule_csv
 from autopipe.export.trainer import Files, Heading, exporter
@@ -70,6 +71,7 @@ def names(part):
 @exporter("torchtitan", target="torchtitan 0.3")
 def torchtitan(plan: Plan, heading: Heading) -> Files:
     """``autopipe_torchtitan.py`` and ``schedule.csv``. Raises CannotExport for ties and names without a place."""
+    check_pipeline(plan, "torchtitan")
     if plan.ties:
         raise CannotExport(
             f"torchtitan keeps no parameter on two stages: {plan.ties[0].name!r} is on stages "

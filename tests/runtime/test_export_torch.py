@@ -16,7 +16,7 @@ import pytest
 from autopipe import export
 from autopipe.core.plan import ModelRef, Plan
 from autopipe.core.profile import CostTable, LayerCost, Profile
-from autopipe.core.schedule import Schedule, kind
+from autopipe.core.schedule import Schedule, StageTimes, kind
 from autopipe.runtime.capture import capture
 from autopipe.runtime.profiling import facts_of
 from autopipe.runtime.workload import ModelFile
@@ -42,16 +42,18 @@ def zero_bubble_v() -> Schedule:
     return kind("ZB-V").schedule(2, 4, stages_per_rank=2)
 
 
-def synthesized() -> Schedule:
+def drawn() -> Schedule:
     """A table of no name: free order and placement, some backwards split."""
     return random_schedule(random.Random(1), ranks=2, stages=4, micro_batches=4)
 
 
+UNEVEN = [StageTimes(1.0, 2.0, 1.1, 0.9), StageTimes(2.0, 4.0, 2.1, 1.9)] * 2
 CASES = {
     "1F1B": ((4,), lambda: one_f_one_b(2, 4)),
     "interleaved": ((1, 3, 5), lambda: interleaved(2, 2, 4)),
     "ZBV": ((1, 2, 5), zero_bubble_v),
-    "CSV": ((2, 3, 6), synthesized),
+    "Synthesized": ((1, 3, 5), lambda: kind("Synthesized").schedule(2, 4, stages_per_rank=2, times=UNEVEN)),
+    "CSV": ((2, 3, 6), drawn),
     "recompute": ((2,), lambda: one_f_one_b(2, 4)),
 }
 
