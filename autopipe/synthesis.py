@@ -83,7 +83,7 @@ def synthesize(
     """The best order that is found for these stages, with hops as in the shape, in this memory.
 
     ``tries`` is how many orders the search may look at, so that equal arguments give equal orders; ``budget_s`` ends
-    it earlier, by the clock. ``fast`` compiles its loops with numba, which takes seconds once.
+    it earlier, in seconds of the processor. ``fast`` compiles its loops with numba, which takes seconds once.
     Raises UsageError where not even one micro-batch at a time fits.
     """
     search = _Search(shape, times, memory, tries, budget_s, seed, fast)
@@ -116,7 +116,7 @@ class _Search:
     fast: bool
     best: Listed | None = None
     origin: str = ""
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.process_time)
     bound_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -134,7 +134,7 @@ class _Search:
         return 3 * self.shape.stages * self.shape.micro_batches
 
     def _over(self) -> bool:
-        late = self.budget_s is not None and time.monotonic() - self.started > self.budget_s
+        late = self.budget_s is not None and time.process_time() - self.started > self.budget_s
         return late or (self.best is not None and self._enough(self.best.makespan_s))
 
     def _enough(self, makespan_s: float) -> bool:
@@ -175,7 +175,7 @@ class _Search:
         """Most of the tries that are left, and of the time."""
         tries = int(_EVOLVING * self.tries)
         self.tries -= tries
-        now = time.monotonic()
+        now = time.process_time()
         late = self.budget_s and now + _EVOLVING * (self.started + self.budget_s - now)
         found = evolved(
             self.shape,
@@ -183,7 +183,7 @@ class _Search:
             self.memory,
             tries=tries,
             whole=_whole(self.times),
-            enough=lambda value: self._enough(value) or bool(late and time.monotonic() > late),
+            enough=lambda value: self._enough(value) or bool(late and time.process_time() > late),
             seed=self.seed,
             fast=self.fast,
         )

@@ -22,12 +22,15 @@ TRIED = ("2.13", "2.14")
 TYPES = {"F": "FORWARD", "B": "FULL_BACKWARD", "I": "BACKWARD_INPUT", "W": "BACKWARD_WEIGHT"}
 """torch's names of the operations."""
 
+FORWARD_TYPES = ("FORWARD", "SEND_F", "RECV_F")
+"""What an evaluation runs."""
+
 _NAMES = (
     "_Action.from_str",
     "_add_send_recv",
     "_PipelineScheduleRuntime._prepare_schedule_with_comms",
     "_PipelineScheduleRuntime._initialize_stages",
-    *(f"_ComputationType.{name}" for name in TYPES.values()),
+    *(f"_ComputationType.{name}" for name in sorted({*TYPES.values(), *FORWARD_TYPES})),
 )
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "_PipelineScheduleRuntime._step_microbatches": ("arg_mbs", "kwarg_mbs", "target_mbs", "losses", "return_outputs"),

@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from autopipe.core.schedule import Action, Schedule
-from autopipe.runtime.torch_facts import TYPES, check_torch
+from autopipe.runtime.torch_facts import FORWARD_TYPES, TYPES, check_torch
 
 
 class Runnable(Protocol):
@@ -86,6 +86,18 @@ class TorchRuntime:
         )
         table = {rank: [to_torch(action) for action in row] for rank, row in enumerate(schedule.order)}
         self._runtime._prepare_schedule_with_comms(table)
+        if not training:
+            self._leave_out_backwards()
+
+    def _leave_out_backwards(self) -> None:
+        """Keep the forwards and their messages, in their order: torch validates whole tables only, and its backwards
+        of an evaluation still ask for gradients where two neighbouring stages share a rank.
+        """
+        kept = {torch_schedules._ComputationType[name] for name in FORWARD_TYPES}
+        table = self._runtime.pipeline_order_with_comms
+        self._runtime.pipeline_order_with_comms = {
+            rank: [action for action in row if action.computation_type in kept] for rank, row in table.items()
+        }
 
     def step(
         self, inputs: Sequence[dict[str, torch.Tensor]], targets: Sequence[Any], *, keep: bool = False

@@ -85,9 +85,12 @@ def _accumulate(workload: Workload, batch: Any, plan: Plan, *, backward: bool) -
     return total
 
 
-@pytest.mark.parametrize(("name", "depth"), [("gpt2.py", 2), ("llama.py", 3), ("mlp.py", 2)])
-def test_a_users_loop_trains_as_in_one_process(ranks: Ranks, name: str, depth: int) -> None:
-    plan = plan_for(name, depth, "1F1B")
+LOOPS = [("gpt2.py", 2, "1F1B"), ("llama.py", 3, "1F1B"), ("mlp.py", 2, "1F1B"), ("mlp.py", 2, "ZB-V")]
+
+
+@pytest.mark.parametrize(("name", "depth", "schedule"), LOOPS)
+def test_a_users_loop_trains_as_in_one_process(ranks: Ranks, name: str, depth: int, schedule: str) -> None:
+    plan = plan_for(name, depth, schedule)
     found = ranks.run(train, plan, name, ranks=depth)
     expected = train_in_one_process(plan, name)
     for rank in found:

@@ -10,13 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
 import autopipe.synthesis  # noqa: F401  (registers them)
-from autopipe.core.errors import AutopipeError
 from autopipe.core.lowering import posted_last
 from autopipe.core.schedule import Action, Kind, kind, kinds
 from autopipe.core.table_csv import to_csv
@@ -120,10 +118,3 @@ def test_the_order_of_looped_bfs_is_torchs_but_for_its_backwards() -> None:
     plain = [str(action) for action in theirs if action is not None]
     assert plain[:6] == [str(action) for action in ours[:6]]
     assert plain[6:] == ["3B2", "3B1", "3B0", "1B2", "1B1", "1B0"]
-
-
-def test_a_torch_that_lacks_something_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch_ir.check_torch()
-    monkeypatch.delattr(torch_schedules, "_PipelineScheduleRuntime")
-    with pytest.raises(AutopipeError, match=f"torch {torch.__version__.split('+')[0]}.*_PipelineScheduleRuntime"):
-        torch_ir.check_torch()
