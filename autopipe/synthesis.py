@@ -2,10 +2,11 @@
 
 In this order, until one is within ``ENOUGH`` of the bound, or the tries are spent:
 
-1. the known schedules, made for these stages, as far as they fit in memory; and the building blocks of those on the
-   V placement, which reach lower than list scheduling does;
-2. list scheduling with many rules, and evolution of the best of them (ordering/evolution.py);
-3. annealing of the best orders (ordering/annealing.py).
+1. list scheduling with the rules that have proved useful;
+2. the known schedules, made for these stages, as far as they fit in memory; all of them, unless the bound is met;
+3. the building blocks of those on the V placement, which in little memory reach lower than list scheduling does;
+4. evolution of the rules of list scheduling (ordering/evolution.py);
+5. annealing of the best orders (ordering/annealing.py).
 
 So it is never slower than the best known schedule that fits. At equal times, in the memory of p micro-batches:
 
@@ -33,6 +34,9 @@ from autopipe.schedules import v_half, v_min, zb_v
 
 ENOUGH = 1e-3
 """An order within this part of the bound ends the search."""
+
+_EXACT = 1e-9
+"""An order within this part of the bound is the best there is."""
 
 _EVOLVING = 0.7
 """The part of the tries and of the time that evolution gets; annealing has the rest."""
@@ -121,8 +125,11 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.bound_s = makespan_bound_s(self.shape, self.times, self.memory)
-        self._known()
-        for step in (self._blocks, self._list, self._evolve, self._anneal):
+        self._alone()
+        self._list()
+        if self.best is None or self.best.makespan_s > self.bound_s * (1 + _EXACT):
+            self._known()
+        for step in (self._blocks, self._evolve, self._anneal):
             if not self._over():
                 step()
         if self.best is not None:
@@ -144,10 +151,13 @@ class _Search:
         if found and (self.best is None or found.makespan_s < self.best.makespan_s * (1 - 1e-12)):
             self.best, self.origin = found, origin
 
-    def _known(self) -> None:
-        """One micro-batch after the other; then the schedules by name whose placement this is, whatever the tries."""
+    def _alone(self) -> None:
+        """One micro-batch after the other: what fits if anything does."""
         alone = evaluated(self.shape, one_by_one(self.shape), self.times, self.memory, fast=self.fast)
         self._offer(alone, "one micro-batch at a time")
+
+    def _known(self) -> None:
+        """The schedules by name whose placement this is, whatever the tries."""
         for kind in kinds():
             order = known_order(kind, self.shape, self.times)
             if order is not None:
@@ -203,7 +213,7 @@ class _Search:
 
 
 def one_by_one(shape: Shape) -> Order:
-    """Each micro-batch forward and back before the next one: what fits if anything does."""
+    """Each micro-batch forward and back before the next one."""
 
     def row(own: Sequence[int]) -> tuple[Action, ...]:
         ways = [*((s, Op.F) for s in own), *((s, Op.B) for s in reversed(own))]
