@@ -7,12 +7,16 @@ each is a longest path. Where torch asks for a value only right before it
 is needed, and its sender is then computing, the receiver waits for Link.late_s more. ``Graph`` holds an order in
 levels of actions that do not wait for each other; ``Graph.ends`` walks the levels, for one set of costs or thousands
 at once.
+
+An asynchronous table has no step with a start and an end: its step is the period, the time from one optimizer step to
+the next in the steady part of the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,12 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopipe.core.cluster import Link
-from autopipe.core.lowering import posted_last
+from autopipe.core.lowering import buffered, posted_last
+from autopipe.core.periodic import steady
 from autopipe.core.plan import Plan
 from autopipe.core.schedule import Action, Op, Schedule
 from autopipe.core.stage import StageCost
 from autopipe.core.timeline import Memory, Span, Timeline
 from autopipe.core.validation import sequence, values
+from autopipe.core.versions import copies
 from autopipe.wires import Flow, Wires, queued_ends, wires_of
 
 Floats = NDArray[np.float64]
@@ -110,12 +116,12 @@ class Graph:
         row = np.argsort(by_depth)
         flat = [action for actions in schedule.order for action in actions]
         transfer = [0, *(stage + schedule.stages * (op is not Op.F) for stage, op, _ in flat)]
-        cost = [0, *(len(OPS) * stage + OPS.index(op) for stage, op, _ in flat)]
+        cost = [0, *(_cost_row(action, schedule.stages) for action in flat)]
         columns = [row[before], row[source], np.array(transfer, np.intp), np.array(cost, np.intp)]
         firsts = np.searchsorted(np.array(depth)[by_depth], np.arange(1, max(depth) + 2))
         levels = (_Level(slice(a, b), *(column[by_depth[a:b]] for column in columns)) for a, b in pairwise(firsts))
         rows = tuple(row[a:b] for a, b in pairwise(starts))
-        last = posted_last(schedule)
+        last = posted_last(schedule) if schedule.executor == "torch" else frozenset()
         asks = (
             _Ask(int(row[i]), int(row[before[i]]), transfer[i], _sender(action, schedule))
             for i, action in enumerate(flat, 1)
@@ -131,6 +137,8 @@ class Graph:
 
     def _settle(self, costs: Costs, ends: Floats) -> None:
         """Walk; where receives can be late, find who waits for a busy sender, and walk again."""
+        if self.schedule.asynchronous:
+            costs = costs._replace(actions_s=np.vstack([costs.actions_s, costs.optimizer_s]))
         self._walk(costs, ends)
         if costs.late_s.any():
             self._walk(costs, ends, self._waits(costs, ends))
@@ -176,7 +184,7 @@ class Graph:
             ends[:, n] = queued_ends(flow, actions_s, transfers_s, wires, late[:, n].tolist())
 
     def steps(self, costs: Costs) -> Floats:
-        """The seconds of a step for each of the n candidates, optimizer included."""
+        """The seconds of a step, or the period, for each of the n candidates, optimizer included."""
         columns = costs.actions_s.shape[1]
         width = min(columns, _CHUNK)
         result = np.empty(columns)
@@ -185,8 +193,29 @@ class Graph:
             part = slice(min(start, columns - width), min(start, columns - width) + width)
             chunk = costs.columns(part)
             self._settle(chunk, ends)
-            result[part] = self._finish(ends, chunk.optimizer_s).max(axis=0)
+            result[part] = self._steps(ends, chunk.optimizer_s)
         return result
+
+    def _steps(self, ends: Floats, optimizer_s: Floats) -> Floats:
+        if not self.schedule.asynchronous:
+            return np.asarray(self._finish(ends, optimizer_s).max(axis=0))
+        first, last, updates = self.window
+        return np.asarray((ends[last] - ends[first]).max(axis=0) / updates)
+
+    @cached_property
+    def window(self) -> tuple[Indices, Indices, int]:
+        """The second half of the steady part: the rows of each rank's optimizer steps around it, and its updates.
+
+        Up to p micro-batches go round together, so it is a multiple of p updates where there are as many.
+        """
+        first, last = steady(self.schedule)
+        half = last - (first + last) // 2
+        first = last - (half - half % self.schedule.ranks or half)
+        steps = [
+            [row for action, row in zip(actions, rows, strict=True) if action.op is Op.O]
+            for actions, rows in zip(self.schedule.order, self.rows, strict=True)
+        ]
+        return np.array([row[first] for row in steps]), np.array([row[last] for row in steps]), last - first
 
     def _finish(self, ends: Floats, optimizer_s: Floats) -> Floats:
         """When each rank has done its optimizer step, shape (ranks, n)."""
@@ -199,6 +228,13 @@ class Graph:
 def _sender(action: Action, schedule: Schedule) -> int:
     """The rank that makes what an action needs."""
     return schedule.placement[action.stage - 1 if action.op is Op.F else action.stage + 1]
+
+
+def _cost_row(action: Action, stages: int) -> int:
+    """The row of an action among the costs; optimizer steps come behind the others."""
+    if action.op is Op.O:
+        return len(OPS) * stages + action.stage
+    return len(OPS) * action.stage + OPS.index(action.op)
 
 
 def costs_of(stages: Sequence[StageCost], hops: Sequence[Link | None], overhead_s: float = 0.0) -> Costs:
@@ -231,13 +267,13 @@ def simulate(
     overhead_s: float = 0.0,
     memory: str = "profile",
 ) -> Timeline:
-    """The Timeline of one step.
+    """The Timeline of one step, or of some periods of an asynchronous table's steady part.
 
     ``stages[s]`` is what stage s costs, ``hops[s]`` the link from stage s to s + 1, None inside a rank. Every action
     of the table takes ``overhead_s`` beyond its stage's seconds. At the end each rank runs the optimizer of its
-    stages, ``Action(stage, Op.O, 0)``. A rank holds its stages' lasting bytes and what is received and sent for all
-    micro-batches throughout; for each micro-batch from the end of F what F keeps, from the end of I what I leaves,
-    and nothing from the end of B or W; a stage's gradients from its first W or the end of its first B; and its
+    stages, ``Action(stage, Op.O, 0)``. A rank holds its stages' lasting bytes, all versions of their weights, and what
+    is received and sent throughout; for each micro-batch from the end of F what F keeps, from the end of I what I
+    leaves, and nothing from the end of B or W; a stage's gradients from its first W or the end of its first B; and its
     stage's workspace while an action runs. In a first B gradients take the place of activations (see StageCost).
     ``memory`` names a model of what I leaves, see StageCost.under. A table without backwards is for evaluation: nothing
     is kept, no optimizer runs.
@@ -250,6 +286,11 @@ def simulate(
     held = [stage.under(memory) for stage in stages]
     spans = sorted((span for row in rows for span in row), key=lambda span: (span.start_s, span.rank, span.end_s))
     curves = tuple(_memory(schedule, rank, held, row) for rank, row in enumerate(rows))
+    if schedule.asynchronous:
+        first, last, updates = graph.window
+        start, end = float(ends[first[0], 0]), float(ends[last[0], 0])
+        line = Timeline(schedule.ranks, tuple(spans), curves, (end - start) / updates, updates=updates)
+        return line.between(start, end)
     return Timeline(schedule.ranks, tuple(spans), curves, max(span.end_s for span in spans))
 
 
@@ -262,12 +303,13 @@ def simulate_plan(plan: Plan) -> Timeline:
 def _spans(graph: Graph, rank: int, costs: Costs, ends: Floats) -> list[Span]:
     spans = []
     now = 0.0
+    seconds_of = [*costs.actions_s[:, 0], *costs.optimizer_s[:, 0]]
     for action, row in zip(graph.schedule.order[rank], graph.rows[rank], strict=True):
-        seconds = float(costs.actions_s[len(OPS) * action.stage + OPS.index(action.op), 0])
+        seconds = float(seconds_of[_cost_row(action, graph.schedule.stages)])
         start, now = now, float(ends[row, 0])
         spans.append(Span(rank, action, max(start, now - seconds), now))
     for stage, where in enumerate(graph.schedule.placement):
-        if where == rank and graph.schedule.trains:
+        if where == rank and graph.schedule.trains and not graph.schedule.asynchronous:
             start, now = now, now + float(costs.optimizer_s[stage, 0])
             spans.append(Span(rank, Action(stage, Op.O, 0), start, now))
     return spans
@@ -321,10 +363,10 @@ def loads(schedule: Schedule, rank: int) -> Iterator[Load]:
         first = op is Op.B and not gradients[place]
         gradients[place] = gradients[place] or op is Op.W
         yield Load(place, tuple(forwards), tuple(input_grads), tuple(gradients), first)
-        gradients[place] = gradients[place] or first
-        forwards[place] += schedule.trains if op is Op.F else -(op is not Op.W)
+        gradients[place] = (gradients[place] or first) and op is not Op.O
+        forwards[place] += schedule.trains if op is Op.F else -(op in (Op.B, Op.I))
         input_grads[place] += (op is Op.I) - (op is Op.W)
-    for place in range(len(own) if schedule.trains else 0):
+    for place in range(len(own) if schedule.trains and not schedule.asynchronous else 0):
         yield Load(place, tuple(forwards), tuple(input_grads), tuple(gradients))
     yield Load(None, tuple(forwards), tuple(input_grads), (False,) * len(own))
 
@@ -348,10 +390,16 @@ def _stages_of(schedule: Schedule, rank: int) -> tuple[int, ...]:
     return tuple(stage for stage, where in enumerate(schedule.placement) if where == rank)
 
 
+def always_bytes(schedule: Schedule, stage: int, cost: StageCost) -> int:
+    """What a stage holds throughout: what lasts, further versions of its weights, what is received and sent."""
+    versions = (copies(schedule, stage) - 1) * cost.parameter_bytes
+    return cost.lasting_bytes + versions + cost.buffers_bytes(buffered(schedule, stage))
+
+
 def _memory(schedule: Schedule, rank: int, stages: Sequence[StageCost], spans: Sequence[Span]) -> tuple[Memory, ...]:
     """A rank's memory curve: a point where an action starts, and where it ends unless the next one starts there."""
     own = [stages[stage] for stage in _stages_of(schedule, rank)]
-    base = sum(stage.lasting_bytes + stage.buffers_bytes(schedule.micro_batches) for stage in own)
+    base = sum(always_bytes(schedule, stage, stages[stage]) for stage in _stages_of(schedule, rank))
     row = [*loads(schedule, rank)]
     points = [Memory(0.0, base)]
     for load, then, span, following in zip(row, row[1:], spans, [*spans[1:], None], strict=False):

@@ -158,7 +158,7 @@ class _Search:
 
     def _known(self) -> None:
         """The schedules by name whose placement this is, whatever the tries."""
-        for kind in kinds():
+        for kind in kinds("torch"):
             order = known_order(kind, self.shape, self.times)
             if order is not None:
                 self._offer(evaluated(self.shape, order, self.times, self.memory, fast=self.fast), kind.name)

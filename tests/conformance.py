@@ -25,11 +25,17 @@ class Instance(NamedTuple):
 
 
 @st.composite
-def shapes(draw: st.DrawFn, kind: Kind) -> Shape:
-    """A shape that the schedule takes, with uneven hops."""
-    numbers = kind.stages_per_rank or (1, 2, 3, 4)
-    ranks, batches = draw(st.integers(1, 6)), draw(st.integers(1, 10))
-    placement = kind.place(ranks, draw(st.sampled_from(numbers)))
+def shapes(draw: st.DrawFn, kind: Kind, *, taken: bool = False) -> Shape:
+    """A shape with uneven hops; with ``taken`` one that the schedule takes."""
+    number = draw(st.sampled_from(kind.stages_per_rank or (1, 2, 3, 4)))
+    sizes = [
+        (ranks, batches)
+        for ranks in range(1, 7)
+        for batches in range(1, 11)
+        if not (taken and kind.refuses(Shape(ranks, batches, kind.place(ranks, number))))
+    ]
+    ranks, batches = draw(st.sampled_from(sizes))
+    placement = kind.place(ranks, number)
     seconds = draw(st.sampled_from([0.0, 0.1, 0.5]))
     hops = tuple(0.0 if a == b else seconds for a, b in pairwise(placement))
     part = draw(st.sampled_from([1.0, 0.4]))
@@ -39,12 +45,12 @@ def shapes(draw: st.DrawFn, kind: Kind) -> Shape:
 @st.composite
 def instances(draw: st.DrawFn, kind: Kind) -> Instance:
     """A table with what its stages cost: equal times, or uneven ones; one unit held from F to W in each rank."""
-    shape = draw(shapes(kind).filter(lambda shape: not kind.refuses(shape)))
+    shape = draw(shapes(kind, taken=True))
     second = st.just(1.0) if draw(st.booleans()) else st.floats(0.1, 3.0)
     times = [
         StageTimes(draw(second), 0.0, draw(second), draw(second))._replace(backward_s=2.0) for _ in shape.placement
     ]
-    table = Schedule(kind.name, shape.placement, kind.make(shape, times))
+    table = kind.table(shape, times)
     stages = [
         stage(t.forward_s, t.backward_s, input_grad_s=t.input_grad_s, weight_grad_s=t.weight_grad_s, send=1)
         for t in times
@@ -70,7 +76,10 @@ def peaks(table: Schedule) -> list[float]:
 
 def chain_s(stages: Sequence[StageCost], table: Schedule) -> float:
     """The way of one micro-batch, with no transfers: no schedule can be faster."""
-    return sum(s.forward_s + min(s.backward_s, s.input_grad_s) for s in stages)
+    length = len(stages) // table.ways
+    ways = [range(k * length, (k + 1) * length) for k in range(table.ways)]
+    both = [s.forward_s + min(s.backward_s, s.input_grad_s) for s in stages]
+    return min(sum(both[s] for s in way) for way in ways)
 
 
 def work_s(table: Schedule, stages: Sequence[StageCost]) -> float:
@@ -78,5 +87,5 @@ def work_s(table: Schedule, stages: Sequence[StageCost]) -> float:
     seconds = [0.0] * table.ranks
     for rank, row in enumerate(table.order):
         for action in row:
-            seconds[rank] += dict(zip("FBIW", stages[action.stage].times, strict=True))[action.op.value]
+            seconds[rank] += dict(zip("FBIWO", (*stages[action.stage].times, 0.0), strict=True))[action.op.value]
     return max(seconds)

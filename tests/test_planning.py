@@ -60,7 +60,7 @@ def random_case(rng: random.Random, *, limit: int = 2**40, recompute: str = "non
     batches = rng.randint(1, 5)
     tables = [
         k.schedule(ranks, batches, stages_per_rank=number)
-        for k in kinds()
+        for k in kinds("torch")
         for number in numbers(k)
         if depth % number == 0 and not k.refuses(Shape(ranks := depth // number, batches, k.place(ranks, number)))
     ]

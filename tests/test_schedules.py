@@ -13,14 +13,20 @@ from hypothesis import strategies as st
 import autopipe.schedules
 import autopipe.synthesis
 from autopipe.core.errors import UsageError
+from autopipe.core.periodic import for_updates
 from autopipe.core.schedule import Action, Op, Order, kind, kinds
 from autopipe.schedules import (
+    chimera,
+    dualpipe,
     dualpipe_v,
     gpipe,
     interleaved,
     interleaved_zero_bubble,
     looped_bfs,
     one_f_one_b,
+    pipedream,
+    pipedream_2bw,
+    pipemare,
     v_half,
     v_min,
     zb_1p,
@@ -34,7 +40,11 @@ MODULES = {
     "1F1B": one_f_one_b, "DualPipeV": dualpipe_v, "GPipe": gpipe, "Interleaved1F1B": interleaved,
     "InterleavedZeroBubble": interleaved_zero_bubble, "LoopedBFS": looped_bfs, "V-Half": v_half, "V-Min": v_min,
     "ZB-1p": zb_1p, "ZB-2p": zb_2p, "ZB-H1": zb_h1, "ZB-H2": zb_h2, "ZB-V": zb_v, "Synthesized": autopipe.synthesis,
+    "Chimera": chimera, "DualPipe": dualpipe, "PipeDream": pipedream, "PipeDream-2BW": pipedream_2bw,
+    "PipeMare": pipemare,
 }  # fmt: skip
+VARIANTS = {"Chimera-Doubled", "PipeDream-Sync"}
+"""They share the file, and the drawing, of another one."""
 
 
 def drawing(module: types.ModuleType) -> Order:
@@ -44,16 +54,20 @@ def drawing(module: types.ModuleType) -> Order:
 
 
 def test_every_schedule_is_in_the_list_of_drawings() -> None:
-    assert set(MODULES) == {k.name for k in kinds()}
+    assert set(MODULES) | VARIANTS == {k.name for k in kinds()}
 
 
 @pytest.mark.parametrize(("name", "module"), MODULES.items())
 def test_order_is_the_drawing(name: str, module: types.ModuleType) -> None:
     drawn = drawing(module)
-    assert len(drawn) == 2
-    batches = 1 + max(action.micro_batch for action in drawn[0])
+    ranks = len(drawn)
+    assert ranks in (2, 4)
+    batches = 1 + max(action.micro_batch for row in drawn for action in row)
     stages = 1 + max(action.stage for row in drawn for action in row)
-    assert kind(name).schedule(2, batches, stages_per_rank=stages // 2).order == drawn
+    updates = 1 + max((action.micro_batch for action in drawn[0] if action.op is Op.O), default=0)
+    per_rank = stages // ranks if kind(name).executor == "torch" else 1
+    table = kind(name).schedule(ranks, batches // updates, stages_per_rank=per_rank)
+    assert (for_updates(table, updates) if table.asynchronous else table).order == drawn
 
 
 def test_1f1b_with_fewer_micro_batches_than_ranks() -> None:
@@ -88,7 +102,7 @@ def test_torch_names_are_aliases(alias: str, name: str) -> None:
 
 
 def test_unknown_schedule_names_the_known() -> None:
-    with pytest.raises(UsageError, match=r"1F2B.*1F1B, DualPipeV, GPipe"):
+    with pytest.raises(UsageError, match=r"1F2B.*1F1B, Chimera.*DualPipeV, GPipe"):
         kind("1F2B")
 
 

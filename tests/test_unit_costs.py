@@ -23,6 +23,8 @@ TABLE = {
     "DualPipeV": ((25.5, 4.5), (51.5, 8.5)),
     "V-Half": ((26.5, 3), (56.5, 5)),
     "V-Min": ((29.5, 2), (61.5, 4)),
+    "Chimera": ((29, 4), (65, 8)),
+    "DualPipe": ((25, 5), (51, 9)),
 }
 
 
@@ -34,11 +36,41 @@ def test_unit_costs(name: str, size: int) -> None:
     chosen = kind(name)
     per_rank = 1 if chosen.takes(1) and chosen.stages_per_rank else 2
     part = 1 / per_rank
-    times = [StageTimes(part, 2 * part, part, part)] * (ranks * per_rank)
+    count = len(chosen.place(ranks, per_rank))
+    times = [StageTimes(part, 2 * part, part, part)] * count
     table = chosen.schedule(ranks, batches, stages_per_rank=per_rank, times=times)
     stages = [stage(part, 2 * part)] * len(times)
     assert simulate(table, stages, [None] * (len(times) - 1)).step_s <= makespan
-    assert max(peaks(table)) <= peak
+    assert max(peaks(table)) * table.ways <= peak
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6, 8])
+@pytest.mark.parametrize(("backward_s", "factor"), [(1.0, 2.0), (2.0, 1.5)])
+def test_the_idle_part_of_chimera_is_that_of_its_formula(ranks: int, backward_s: float, factor: float) -> None:
+    times = [StageTimes(1.0, backward_s, backward_s / 2, backward_s / 2)] * (2 * ranks)
+    table = kind("Chimera").schedule(ranks, ranks, times=times)
+    line = simulate(table, [stage(1.0, backward_s)] * (2 * ranks), [None] * (2 * ranks - 1))
+    assert line.idle == pytest.approx((ranks - 2) / (factor * ranks + ranks - 2))
+    assert all(ranks / 2 + 1 <= 2 * peak <= ranks for peak in peaks(table)) or ranks == 2
+
+
+@pytest.mark.parametrize(("ranks", "batches"), [(4, 8), (8, 16)])
+def test_doubled_forwards_are_faster_where_a_backward_takes_twice_as_long(ranks: int, batches: int) -> None:
+    steps = []
+    for name in ("Chimera", "Chimera-Doubled"):
+        table = kind(name).schedule(ranks, batches)
+        steps.append(simulate(table, [stage(1.0, 2.0)] * (2 * ranks), [None] * (2 * ranks - 1)).step_s)
+    assert steps[1] < steps[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", ["PipeDream", "PipeDream-Sync", "PipeDream-2BW", "PipeMare"])
+def test_asynchronous_schedules_are_never_idle(name: str, ranks: int) -> None:
+    table = kind(name).schedule(ranks, ranks)
+    line = simulate(table, [stage(1.0, 2.0)] * ranks, [None] * (ranks - 1))
+    assert line.step_s == pytest.approx(3.0 * ranks)
+    assert line.idle == pytest.approx(0.0)
+    assert peaks(table) == [ranks - rank for rank in range(ranks)]
 
 
 def test_zb_v_with_few_micro_batches_beats_torchs_order() -> None:

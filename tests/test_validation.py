@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,9 +16,21 @@ from autopipe.core.validation import sequence, validate
 from tests.synthetic import random_schedule
 
 
-def table(*rows: str, placement: tuple[int, ...] | None = None, executor: str = "torch") -> Schedule:
+def table(*rows: str, placement: tuple[int, ...] | None = None, executor: str = "torch", **more: Any) -> Schedule:
     order = tuple(tuple(map(Action.parse, row.split())) for row in rows)
-    return Schedule("hand-made", placement or tuple(range(len(rows))), order, executor)
+    return Schedule("hand-made", placement or tuple(range(len(rows))), order, executor, **more)
+
+
+def two_way(*rows: str, executor: str = "own", parts: tuple[int, ...] = (0, 1, 0, 1)) -> Schedule:
+    return table(*rows, placement=(0, 1, 1, 0), executor=executor, parts=parts)
+
+
+def stale(*rows: str, weights: str = "stashed", executor: str = "own") -> Schedule:
+    return table(*rows, weights=weights, executor=executor)
+
+
+STALE = ("0F0 0F1 0B0 0O0 0B1 0O1", "1F0 1B0 1O0 1F1 1B1 1O1")
+TWO_WAY = ("0F0 3F1 3B1 0B0", "2F1 1F0 1B0 2B1")
 
 
 GOOD = ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
@@ -37,6 +51,14 @@ BROKEN = {
     "last stage out of order": (table(GOOD[0], "1F1 1B1 1F0 1B0"), "rank 1: 1F1 comes where 1F0 is due"),
     "rank without a stage": (table(*GOOD, "", placement=(0, 1)), "rank 2: no stage is placed here"),
     "stage without a rank": (table(*GOOD, placement=(0, 3)), "rank 3: stage 1 is placed on a rank that has no row"),
+    "micro-batch both ways": (two_way("0F0 3F1 3B1 0B0", "2F1 1F0 1B0 2B1 2F0"), "replica of 0"),
+    "step too early": (stale("0F0 0F1 0O0 0B0 0B1 0O1", STALE[1]), "rank 0: 0O0 is there after 0 gradients and 0"),
+    "step missing": (stale("0F0 0F1 0B0 0B1", STALE[1]), "rank 0: 0B1 is not of update 0"),
+    "last step missing": (stale("0F0 0F1 0B0 0O0 0B1", STALE[1]), "rank 0: the row has 1 optimizer steps"),
+    "gradients of two updates": (
+        stale("0F0 0F1 0F2 0B0 0B2 0O0 0B1 0B3 0F3 0O1", "1F0 1F1 1F2 1F3 1B0 1B1 1O0 1B2 1B3 1O1"),
+        "rank 0: 0B3 comes before 0F3",
+    ),
     "deadlock": (table("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"), "rank 0: 0B0 waits for 1B0 for ever: rank 1 stands at"),
 }
 
@@ -47,6 +69,30 @@ def test_broken_tables_name_rank_action_reason_and_show_the_grid(broken: Schedul
         validate(broken)
     assert message in str(caught.value)
     assert str(caught.value).endswith(broken.grid())
+
+
+WRONG = {
+    "two ways on torch": (two_way(*TWO_WAY, executor="torch"), "torch's runtime has no two replicas"),
+    "broken parts": (two_way(*TWO_WAY, parts=(0, 1, 1, 0)), "parts (0, 1, 1, 0) are not 0, 1, …"),
+    "stale on torch": (stale(*STALE, executor="torch"), "torch's runtime has no updates without a flush"),
+    "unknown policy": (stale(*STALE, weights="fresh"), "weights 'fresh': use one of flush, stashed"),
+    "version not made yet": (
+        stale("0F0 0F1 0F2 0B0 0O0 0B1 0O1 0B2 0O2", "1F0 1B0 1O0 1F1 1B1 1O1 1F2 1B2 1O2", weights="double"),
+        "0F2 needs version 1 of the weights, but runs when the newest is 0",
+    ),
+}
+"""Wrong as a whole, whatever the rows say."""
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG.values(), ids=WRONG)
+def test_tables_that_no_executor_runs(wrong: Schedule, message: str) -> None:
+    with pytest.raises(ScheduleError, match=re.escape(message)):
+        validate(wrong)
+
+
+def test_both_ways_and_stale_tables_are_valid() -> None:
+    validate(two_way(*TWO_WAY))
+    validate(stale(*STALE))
 
 
 def test_the_good_table_is_valid() -> None:

@@ -51,3 +51,24 @@ def _reader(action: Action, stages: int) -> Action | None:
 
 def _same(action: Action, reader: Action) -> bool:
     return action == reader or action == reader._replace(op=Op.I if reader.op is Op.B else reader.op)
+
+
+AHEAD = 2
+"""So many messages of a kind are asked for by our own runtime before they are needed."""
+
+
+def buffered(schedule: Schedule, stage: int) -> int:
+    """For how many micro-batches a stage keeps what it receives and sends.
+
+    Torch's runtime makes the receive buffers of every micro-batch before the first one, and keeps every tensor that it
+    sends until the step's end. Our own has what is in flight, and what it asks for ahead.
+    """
+    if schedule.executor == "torch":
+        return schedule.micro_batches
+    held = most = count = 0
+    for where, op, _ in schedule.order[schedule.placement[stage]]:
+        if where == stage:
+            held += (op is Op.F) - (op in (Op.B, Op.I))
+            count += op is Op.F
+            most = max(most, held)
+    return min(most + AHEAD, count)

@@ -47,17 +47,19 @@ class ScheduleTable:
     placement: tuple[int, ...]
     order: tuple[tuple[str, ...], ...]
     executor: str = "torch"
+    parts: tuple[int, ...] = ()
+    weights: str = "flush"
 
     @classmethod
     def of(cls, schedule: Schedule) -> ScheduleTable:
         """The table of a schedule."""
         order = tuple(tuple(map(str, row)) for row in schedule.order)
-        return cls(schedule.name, schedule.placement, order, schedule.executor)
+        return cls(schedule.name, schedule.placement, order, schedule.executor, schedule.parts, schedule.weights)
 
     def parsed(self) -> Schedule:
         """The schedule again. Raises ScheduleError for text that is not an action."""
         order = tuple(tuple(Action.parse(text) for text in row) for row in self.order)
-        return Schedule(self.name, self.placement, order, self.executor)
+        return Schedule(self.name, self.placement, order, self.executor, self.parts, self.weights)
 
 
 @dataclass(frozen=True)
@@ -154,23 +156,39 @@ class Plan:
             raise UsageError(
                 f"plan: global_batch is {self.global_batch}, but micro_batch × micro_batches × replicas = {product}"
             )
-        layers = [(stage.start, stage.stop) for stage in self.stages]
+        schedule = self.schedule.parsed()
+        self._check_stages(schedule)
+        if len(self.schedule.order) != self.depth:
+            raise UsageError(f"plan: depth is {self.depth}, but the schedule has {len(self.schedule.order)} ranks")
+        if len(self.memory_limit_bytes) < self.depth or len(self.predicted.peak_bytes) < self.depth:
+            raise UsageError(f"plan: {self.depth} ranks, but a memory limit or a predicted peak is missing for some")
+        validate(schedule)
+        if schedule.per_update != self.micro_batches:
+            raise UsageError(
+                f"plan: micro_batches is {self.micro_batches}, but the schedule has {schedule.per_update} an update"
+            )
+
+    def _check_stages(self, schedule: Schedule) -> None:
+        layers = [(stage.start, stage.stop) for stage in self.parts]
         if [a for a, _ in layers] != [0, *(b for _, b in layers[:-1])] or any(a >= b for a, b in layers):
             raise UsageError(f"plan: the stages' layers {layers} do not follow one another without gaps")
         if tuple(stage.rank for stage in self.stages) != self.schedule.placement:
             raise UsageError("plan: the stages and their ranks are not those of the schedule's placement")
         if len(self.hops) != len(self.stages) - 1:
             raise UsageError(f"plan: {len(self.stages)} stages need {len(self.stages) - 1} hops, not {len(self.hops)}")
-        if len(self.schedule.order) != self.depth:
-            raise UsageError(f"plan: depth is {self.depth}, but the schedule has {len(self.schedule.order)} ranks")
-        if len(self.memory_limit_bytes) < self.depth or len(self.predicted.peak_bytes) < self.depth:
-            raise UsageError(f"plan: {self.depth} ranks, but a memory limit or a predicted peak is missing for some")
-        validate(self.schedule.parsed())
+        if [(s.start, s.stop) for s in self.stages] != [layers[p] for p in schedule.part_of if p < len(layers)]:
+            raise UsageError("plan: the stages that are the same part of the model do not hold the same layers")
+
+    @property
+    def parts(self) -> tuple[Stage, ...]:
+        """The stages of one replica of the model: all, or in a two-way pipeline the first half."""
+        parts = self.schedule.parts
+        return self.stages[: max(parts) + 1] if parts else self.stages
 
     @property
     def cuts(self) -> tuple[int, ...]:
         """The first layer of every stage but the first."""
-        return tuple(stage.start for stage in self.stages[1:])
+        return tuple(stage.start for stage in self.parts[1:])
 
     @property
     def digest(self) -> str:

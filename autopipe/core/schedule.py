@@ -84,6 +84,13 @@ class Shape:
         return tuple(stage for stage, where in enumerate(self.placement) if where == rank)
 
 
+WEIGHTS = ("flush", "stashed", "synced", "double", "latest")
+"""Which weights a micro-batch meets; see core/versions.py."""
+
+TWO_WAY = "two-way"
+"""The placement of two replicas of the model that run over the same ranks in opposite directions."""
+
+
 @dataclass(frozen=True)
 class StageMemory:
     """What each stage holds of a micro-batch after F and after I (until W), and what each rank may hold of them.
@@ -104,12 +111,24 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class Schedule:
-    """An action table and where its stages live. ``executor`` is ``torch`` (flushes every step) or ``own``."""
+    """An action table and where its stages live. ``executor`` is ``torch`` (flushes every step) or ``own``.
+
+    ``parts`` says which part of the model each stage holds, () that each holds its own. In a two-way pipeline two
+    replicas of the model run over the same ranks, and parts are 0 … p−1, 0 … p−1: stage k·p + s is part s of replica k,
+    and every micro-batch goes through one of the two.
+
+    ``weights`` is ``flush`` where every micro-batch of the table meets the same weights, and the optimizer runs after
+    it. Else the table holds the optimizer steps, ``0O2`` the third one of stage 0, each after an equal number of
+    micro-batches, and goes on without a flush (core/periodic.py); ``weights`` then says which weights a micro-batch
+    meets (core/versions.py).
+    """
 
     name: str
     placement: tuple[int, ...]
     order: Order
     executor: str = "torch"
+    parts: tuple[int, ...] = ()
+    weights: str = "flush"
 
     @property
     def ranks(self) -> int:
@@ -118,7 +137,7 @@ class Schedule:
 
     @property
     def stages(self) -> int:
-        """How many stages there are."""
+        """How many stages there are, those of both replicas counted."""
         return len(self.placement)
 
     @cached_property
@@ -126,10 +145,46 @@ class Schedule:
         """How many micro-batches the table runs."""
         return 1 + max((action.micro_batch for row in self.order for action in row), default=-1)
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether updates come without a flush, so that micro-batches meet weights of different age."""
+        return self.weights != "flush"
+
+    @cached_property
+    def updates(self) -> int:
+        """How many optimizer steps belong to the table."""
+        if not self.asynchronous:
+            return 1
+        return 1 + max((a.micro_batch for row in self.order for a in row if a.op is Op.O), default=0)
+
+    @property
+    def per_update(self) -> int:
+        """How many micro-batches' gradients an optimizer step takes."""
+        return self.micro_batches // self.updates
+
+    @cached_property
+    def part_of(self) -> tuple[int, ...]:
+        """The part of the model that each stage holds."""
+        return self.parts or tuple(range(self.stages))
+
+    @property
+    def ways(self) -> int:
+        """How many replicas of the model run over the same ranks: two in a two-way pipeline."""
+        return self.part_of.count(0)
+
+    def is_first(self, stage: int) -> bool:
+        """Whether a stage receives nothing: it is the first of its replica."""
+        return self.part_of[stage] == 0
+
+    def is_last(self, stage: int) -> bool:
+        """Whether a stage makes the loss: it is the last of its replica."""
+        return stage == self.stages - 1 or self.part_of[stage + 1] == 0
+
     def forward_only(self) -> Schedule:
-        """The table without its backwards, for evaluation: each rank's forwards in the same order."""
-        order = tuple(tuple(action for action in row if action.op is Op.F) for row in self.order)
-        return replace(self, order=order)
+        """One update's table without its backwards, for evaluation: each rank's forwards in the same order."""
+        batches = self.per_update
+        order = tuple(tuple(a for a in row if a.op is Op.F and a.micro_batch < batches) for row in self.order)
+        return replace(self, order=order, weights="flush")
 
     @cached_property
     def trains(self) -> bool:
@@ -156,12 +211,14 @@ class StageTimes(NamedTuple):
 
 
 Maker = Callable[[Shape, Sequence[StageTimes]], Order]
-"""A schedule's function: shape and stage times in, compute actions out. Must not depend on anything else."""
+"""A schedule's function: shape and stage times in, actions out. Must not depend on anything else."""
 
 
 def place(how: str, ranks: int, stages_per_rank: int) -> tuple[int, ...]:
-    """Which rank holds each stage when they are placed in a ``loop`` or a ``v``."""
+    """Which rank holds each stage when they are placed in a ``loop``, a ``v`` or ``two-way``."""
     forth = tuple(range(ranks))
+    if how == TWO_WAY:
+        return forth + forth[::-1]
     back = forth[::-1] if how == "v" else forth
     return tuple(rank for number in range(stages_per_rank) for rank in (back if number % 2 else forth))
 
@@ -170,10 +227,12 @@ def place(how: str, ranks: int, stages_per_rank: int) -> tuple[int, ...]:
 class Kind:
     """A named way to order actions.
 
-    ``placement`` is ``loop`` (stage s on rank s mod p) or ``v`` (rank r holds r and 2p−1−r, and so on with more
-    stages: each pass over the ranks turns back where it ends). ``stages_per_rank`` lists the only numbers it takes, ()
-    meaning any. ``refuses`` says why a shape is impossible, or nothing. ``looks_at_times``: the order depends on the
-    stages' seconds, on hops or on memory, not on the shape alone.
+    ``placement`` is ``loop`` (stage s on rank s mod p), ``v`` (rank r holds r and 2p−1−r, and so on with more
+    stages: each pass over the ranks turns back where it ends) or ``two-way`` (two replicas of the model: stage s on
+    rank s, and stage p + s, the same part of the model, on rank p−1−s). ``stages_per_rank`` lists the only numbers it
+    takes, () meaning any; of a two-way pipeline one replica is counted. ``refuses`` says why a shape is impossible, or
+    nothing. ``looks_at_times``: the order depends on the stages' seconds, on hops or on memory, not on the shape alone.
+    ``weights`` is that of its Schedules.
     """
 
     name: str
@@ -183,6 +242,17 @@ class Kind:
     refuses: Callable[[Shape], str | None]
     aliases: tuple[str, ...] = ()
     looks_at_times: bool = False
+    weights: str = "flush"
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether it trains on weights of different age."""
+        return self.weights != "flush"
+
+    @property
+    def executor(self) -> str:
+        """What runs it: ``torch``'s runtime, or our ``own``."""
+        return "own" if self.asynchronous or self.placement == TWO_WAY else "torch"
 
     def takes(self, stages_per_rank: int) -> bool:
         """Whether it can run with so many stages on a rank."""
@@ -207,7 +277,10 @@ class Kind:
         weight_part: float = 1.0,
         memory: StageMemory | None = None,
     ) -> Schedule:
-        """The table for a shape; see Shape. Raises UsageError when the shape is impossible, with the reason."""
+        """The table for a shape; see Shape. Raises UsageError when the shape is impossible, with the reason.
+
+        An asynchronous table takes ``micro_batches`` for each of its updates.
+        """
         placement = self.place(ranks, stages_per_rank)
         shape = Shape(ranks, micro_batches, placement, tuple(hops_s), weight_part, memory)
         return self.table(shape, times)
@@ -219,7 +292,9 @@ class Kind:
             where = f"{many(shape.micro_batches, 'micro-batch')} on {many(shape.ranks, 'rank')}"
             raise UsageError(f"{self.name} cannot run {where}: {reason}")
         uniform = [StageTimes(1.0, 2.0, 1.0, 1.0)] * shape.stages
-        return Schedule(self.name, shape.placement, self.make(shape, times or uniform))
+        parts = tuple(range(shape.ranks)) * 2 if self.placement == TWO_WAY else ()
+        order = self.make(shape, times or uniform)
+        return Schedule(self.name, shape.placement, order, self.executor, parts, self.weights)
 
 
 _KINDS: dict[str, Kind] = {}
@@ -234,11 +309,12 @@ def schedule(
     refuses: Callable[[Shape], str | None] = lambda shape: None,
     aliases: Iterable[str] = (),
     looks_at_times: bool = False,
+    weights: str = "flush",
 ) -> Callable[[Maker], Maker]:
     """Register a function as the schedule ``name``; see Kind for the arguments."""
 
     def register(make: Maker) -> Maker:
-        kind = Kind(name, make, placement, tuple(stages_per_rank), refuses, tuple(aliases), looks_at_times)
+        kind = Kind(name, make, placement, tuple(stages_per_rank), refuses, tuple(aliases), looks_at_times, weights)
         _KINDS[name] = kind
         _ALIASES.update({spelling.lower(): name for spelling in (name, *kind.aliases)})
         return make
@@ -246,9 +322,12 @@ def schedule(
     return register
 
 
-def kinds() -> tuple[Kind, ...]:
-    """All registered schedules, by name. Importing autopipe.schedules registers the shipped ones."""
-    return tuple(_KINDS[name] for name in sorted(_KINDS))
+def kinds(executor: str | None = None) -> tuple[Kind, ...]:
+    """All registered schedules, by name, or those of one executor.
+
+    Importing autopipe.schedules registers the shipped ones.
+    """
+    return tuple(_KINDS[name] for name in sorted(_KINDS) if executor in (None, _KINDS[name].executor))
 
 
 def kind(name: str) -> Kind:

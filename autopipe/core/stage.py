@@ -71,8 +71,7 @@ class StageCost:
         return self.lasting_bytes + self.gradient_bytes
 
     def buffers_bytes(self, micro_batches: int) -> int:
-        """What is received and sent: torch's runtime makes the receive buffers of every micro-batch before the first
-        one, and keeps every tensor that it sends until the step's end."""
+        """What is received and sent for so many micro-batches; see lowering.buffered."""
         activations = self.receive_bytes + self.send_bytes
         return micro_batches * (activations + self.receive_grad_bytes + self.send_grad_bytes)
 

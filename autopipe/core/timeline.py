@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from autopipe.core.schedule import Action
@@ -28,8 +28,9 @@ class Memory(NamedTuple):
 class Timeline:
     """The spans of one step in order of their start, and each rank's memory curve.
 
-    ``step_s`` runs from the first forward to the end of the last rank's optimizer step. ``origin`` is
-    ``predicted`` or ``measured``.
+    ``step_s`` runs from the first forward to the end of the last rank's optimizer step. An asynchronous pipeline has no
+    such step: there it is the period, from one update to the next, and the spans are those of ``updates`` periods.
+    ``origin`` is ``predicted`` or ``measured``.
     """
 
     ranks: int
@@ -37,10 +38,11 @@ class Timeline:
     memory: tuple[tuple[Memory, ...], ...]
     step_s: float
     origin: str = "predicted"
+    updates: int = 1
 
     def work_s(self, rank: int) -> float:
-        """Seconds in which a rank computes."""
-        return sum(span.end_s - span.start_s for span in self.spans if span.rank == rank)
+        """Seconds of a step in which a rank computes."""
+        return sum(span.end_s - span.start_s for span in self.spans if span.rank == rank) / self.updates
 
     @property
     def idle(self) -> float:
@@ -56,3 +58,16 @@ class Timeline:
     def peak_bytes(self) -> tuple[int, ...]:
         """The most that each rank holds."""
         return tuple(max((point.bytes for point in curve), default=0) for curve in self.memory)
+
+    def between(self, start_s: float, end_s: float) -> Timeline:
+        """The part of the spans that start in that time, and of the memory curves; its start is the moment 0."""
+        spans = (span for span in self.spans if start_s <= span.start_s < end_s)
+        moved = tuple(s._replace(start_s=s.start_s - start_s, end_s=s.end_s - start_s) for s in spans)
+        return replace(self, spans=moved, memory=tuple(_cut(curve, start_s, end_s) for curve in self.memory))
+
+
+def _cut(curve: tuple[Memory, ...], start_s: float, end_s: float) -> tuple[Memory, ...]:
+    """The curve in that time, from what it is at its start on."""
+    before = [point for point in curve if point.time_s <= start_s]
+    inside = [point._replace(time_s=point.time_s - start_s) for point in curve if start_s < point.time_s < end_s]
+    return (*(point._replace(time_s=0.0) for point in before[-1:]), *inside)

@@ -9,12 +9,13 @@ of that sequence, and none waits for ever, even when both sides of each transfer
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, NoReturn
 
 from autopipe.core.errors import ScheduleError
-from autopipe.core.schedule import Action, Op, Schedule
+from autopipe.core.schedule import WEIGHTS, Action, Op, Schedule
+from autopipe.core.versions import uses
 
 _SHOWN = 48
 """Actions of a row that an error's grid shows."""
@@ -29,11 +30,15 @@ def validate(
     With ``forward_only`` the table is for evaluation: it holds forwards and nothing else.
     """
     _check_placement(schedule)
+    _check_kind(schedule)
     _check_actions(schedule, can_split_backward)
     _check_complete(schedule, forward_only)
     _check_stage_order(schedule)
     if schedule.executor == "torch":
         _check_last_stage(schedule)
+    if schedule.asynchronous and not forward_only:
+        _check_updates(schedule)
+        uses(schedule)
     for _ in sequence(schedule):
         pass
 
@@ -68,15 +73,17 @@ class Values(NamedTuple):
 
 def values(schedule: Schedule) -> list[list[Values]]:
     """For each action of each row its values: activations F makes, gradients B or I makes, by stage and micro-batch."""
-    count, last = schedule.micro_batches, schedule.stages - 1
+    count = schedule.micro_batches
+    first = [schedule.is_first(stage) for stage in range(schedule.stages)]
+    last = [schedule.is_last(stage) for stage in range(schedule.stages)]
 
     def of(action: Action) -> Values:
         stage, op, batch = action
         if op is Op.F:
-            return Values(2 * stage * count + batch, 2 * (stage - 1) * count + batch if stage else -1)
+            return Values(2 * stage * count + batch, -1 if first[stage] else 2 * (stage - 1) * count + batch)
         if op in (Op.B, Op.I):
             made = (2 * stage + 1) * count + batch
-            return Values(made, made + 2 * count if stage < last else -1)
+            return Values(made, -1 if last[stage] else made + 2 * count)
         return Values(-1, -1)
 
     return [[of(action) for action in row] for row in schedule.order]
@@ -114,6 +121,20 @@ def _check_placement(schedule: Schedule) -> None:
             _fail(schedule, rank, "no stage", "is placed here: every rank needs one")
 
 
+def _check_kind(schedule: Schedule) -> None:
+    """The parts are those of whole replicas, the policy is known, and its executor can follow it."""
+    length = schedule.stages // max(schedule.ways, 1)
+    if schedule.part_of != tuple(range(length)) * schedule.ways:
+        raise ScheduleError(f"{schedule.name}: parts {schedule.parts} are not 0, 1, … for each replica of the model")
+    if schedule.weights not in WEIGHTS:
+        raise ScheduleError(f"{schedule.name}: weights {schedule.weights!r}: use one of {', '.join(WEIGHTS)}")
+    if schedule.executor == "torch" and (schedule.ways > 1 or schedule.asynchronous):
+        what = "two replicas on the same ranks" if schedule.ways > 1 else "updates without a flush"
+        raise ScheduleError(f"{schedule.name}: torch's runtime has no {what}: the executor must be own")
+    if schedule.asynchronous and schedule.stages != schedule.ranks:
+        raise ScheduleError(f"{schedule.name}: updates without a flush need one stage a rank, not {schedule.stages}")
+
+
 def _check_actions(schedule: Schedule, can_split: Sequence[bool] | None) -> None:
     for rank, row in enumerate(schedule.order):
         for action in row:
@@ -122,26 +143,65 @@ def _check_actions(schedule: Schedule, can_split: Sequence[bool] | None) -> None
             where = schedule.placement[action.stage]
             if where != rank:
                 _fail(schedule, rank, action, f"belongs to rank {where}, which holds stage {action.stage}")
-            if action.op is Op.O and schedule.executor == "torch":
+            if action.op is Op.O and not schedule.asynchronous:
                 _fail(schedule, rank, action, "is an optimizer step, which comes after the table and is not in it")
             if action.op in (Op.I, Op.W) and can_split is not None and not can_split[action.stage]:
                 _fail(schedule, rank, action, f"splits the backward of stage {action.stage}, which must stay whole (B)")
 
 
 def _check_complete(schedule: Schedule, forward_only: bool) -> None:
-    """Every stage runs F, and B or I and W unless ``forward_only``, of every micro-batch exactly once."""
+    """Every micro-batch goes through one replica, and there each stage runs F, and B or I and W unless
+    ``forward_only``, once."""
     counts = Counter(action for row in schedule.order for action in row)
     for action, count in counts.items():
         if count > 1:
             _fail(schedule, schedule.placement[action.stage], action, f"is there {count} times, once is right")
-    for stage, rank in enumerate(schedule.placement):
-        for batch in range(schedule.micro_batches):
-            has = {op for op in Op if Action(stage, op, batch) in counts} - {Op.O}
-            if has not in (({Op.F},) if forward_only else ({Op.F, Op.B}, {Op.F, Op.I, Op.W})):
-                found = " ".join(op.value for op in Op if op in has) or "nothing"
+    length = schedule.stages // schedule.ways
+    needed = ({Op.F},) if forward_only else ({Op.F, Op.B}, {Op.F, Op.I, Op.W})
+    for batch in range(schedule.micro_batches):
+        first = _way(schedule, batch, counts)
+        for stage in range(schedule.stages):
+            has = {op for op in Op if op is not Op.O and Action(stage, op, batch) in counts}
+            if first <= stage < first + length:
+                if has not in needed:
+                    found = " ".join(op.value for op in Op if op in has) or "nothing"
+                    needs = "F and nothing else" if forward_only else "F and B, or F, I and W"
+                    what = f"stage {stage}, micro-batch {batch}"
+                    _fail(schedule, schedule.placement[stage], what, f"has {found}: it needs {needs}")
+            elif has:
                 what = f"stage {stage}, micro-batch {batch}"
-                needs = "F and nothing else" if forward_only else "F and B, or F, I and W"
-                _fail(schedule, rank, what, f"has {found}: it needs {needs}")
+                _fail(schedule, schedule.placement[stage], what, f"runs, but it goes through the replica of {first}")
+
+
+def _way(schedule: Schedule, batch: int, there: Container[Action]) -> int:
+    """The first stage of the replica that a micro-batch goes through."""
+    length = schedule.stages // schedule.ways
+    firsts = range(0, schedule.stages, length)
+    return next((first for first in firsts if Action(first, Op.F, batch) in there), 0)
+
+
+def _check_updates(schedule: Schedule) -> None:
+    """Each stage steps after the last gradient of each update, in order, and as often as the others."""
+    size, rest = divmod(schedule.micro_batches, schedule.updates)
+    if rest:
+        raise ScheduleError(
+            f"{schedule.name}: {schedule.micro_batches} micro-batches are not divisible by {schedule.updates} updates"
+        )
+    for rank, row in enumerate(schedule.order):
+        gradients = steps = 0
+        for action in row:
+            if action.op is Op.O:
+                if action.micro_batch != steps or gradients != (steps + 1) * size:
+                    what = f"is there after {gradients} gradients and {steps} steps: it belongs after"
+                    number = action.micro_batch
+                    _fail(schedule, rank, action, f"{what} {(number + 1) * size} gradients and {number} steps")
+                steps += 1
+            elif action.op in (Op.B, Op.W):
+                if action.micro_batch // size != steps:
+                    _fail(schedule, rank, action, f"is not of update {steps}, whose gradients are due")
+                gradients += 1
+        if steps != schedule.updates:
+            _fail(schedule, rank, "the row", f"has {steps} optimizer steps, others have {schedule.updates}")
 
 
 def _check_stage_order(schedule: Schedule) -> None:

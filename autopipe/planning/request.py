@@ -54,10 +54,13 @@ DEFAULT_SCHEDULES = ("1F1B", "GPipe")
 def wanted_kinds(names: Sequence[str] | None) -> tuple[Kind, ...]:
     """The schedules to try, by name; ``all`` means every one. Raises UsageError for one that is unknown."""
     if names is not None and [name.lower() for name in names] == ["all"]:
-        return kinds()
+        return kinds("torch")
     wanted = {k.name: k for k in map(kind, DEFAULT_SCHEDULES if names is None else names)}.values()
     if not wanted:
         raise UsageError(f"no schedule is left to try: use all, or some of {_names(kinds())}")
+    for k in wanted:
+        if k.executor == "own":
+            raise UsageError(f"{k.name} is a table only: no runtime trains with it yet")
     return tuple(sorted(wanted, key=lambda k: k.name))
 
 

@@ -121,7 +121,7 @@ def capture_for(plan: Plan, workload: Workload, batch: tuple[Inputs, Any]) -> Ca
     inputs, _ = rows(batch, 0, max(plan.micro_batch, min(2, plan.global_batch)))
     captured = capture(workload.model, inputs)
     names = tuple(layer.name for layer in captured.layers)
-    planned = tuple(name for stage in plan.stages for name in stage.layers)
+    planned = tuple(name for stage in plan.parts for name in stage.layers)
     if names != planned:
         wrong = next((pair for pair in zip(names, planned, strict=False) if pair[0] != pair[1]), None)
         where = f"{wrong[0]} where the plan has {wrong[1]}" if wrong else f"{len(names)} layers, planned {len(planned)}"
@@ -131,7 +131,7 @@ def capture_for(plan: Plan, workload: Workload, batch: tuple[Inputs, Any]) -> Ca
 
 def _runner(plan: Plan, captured: Captured, workload: Workload, device: torch.device) -> Runner:
     position = {layer.name: index for index, layer in enumerate(captured.layers)}
-    recompute = [position[name] for stage in plan.stages for name in stage.recompute]
+    recompute = [position[name] for stage in plan.parts for name in stage.recompute]
     return Runner(
         captured,
         plan.schedule.parsed(),
@@ -217,7 +217,7 @@ def _stage(timelines: list[Timeline], stage: int) -> MeasuredStage:
 
 
 def _joined_parity(plan: Plan, parts: list[RankParity]) -> Parity:
-    losses = next(part.losses for part in parts if part.losses)
+    losses = [sum(of_ranks) for of_ranks in zip(*(part.losses for part in parts if part.losses), strict=True)]
     references = parts[0].reference_losses
     worst = max(parts, key=lambda part: (math.isnan(part.max_gradient_difference), part.max_gradient_difference))
     tolerance = TOLERANCE[getattr(torch, plan.dtype)]

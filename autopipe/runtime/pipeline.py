@@ -75,7 +75,7 @@ class Pipeline:
         loss = (
             torch.stack([value.detach() for value in losses]).sum() if losses else torch.zeros((), device=self.device)
         )
-        dist.broadcast(loss, self.plan.schedule.placement[-1])
+        dist.all_reduce(loss)  # of a two-way pipeline two ranks have a part, else one has it all
         return loss
 
     def _runner(self, inputs: Inputs, *, training: bool) -> Runner:
@@ -87,11 +87,11 @@ class Pipeline:
         example = rows(inputs, 0, max(self.plan.micro_batch, min(2, self.plan.global_batch)))
         captured = capture(self.model, example)
         self.model.train(was_training)
-        layers = [layer for stage in self.plan.stages for layer in stage.layers]
+        layers = [layer for stage in self.plan.parts for layer in stage.layers]
         found = [layer.name for layer in captured.layers]
         if training and found != layers:
             raise ModelError(f"the model has {len(found)} layers {found[:3]} …, the plan is for {layers[:3]} …")
-        recompute = [found.index(name) for stage in self.plan.stages for name in stage.recompute if training]
+        recompute = [found.index(name) for stage in self.plan.parts for name in stage.recompute if training]
         self._runners[training] = Runner(
             captured,
             self.plan.schedule.parsed(),

@@ -14,7 +14,9 @@ from autopipe.core.schedule import Action, Op, Schedule
 from autopipe.core.units import many
 from autopipe.runtime.capture import Captured
 from autopipe.runtime.memory import unique_bytes
+from autopipe.runtime.own.runtime import OwnRuntime
 from autopipe.runtime.recorder import Recorder
+from autopipe.runtime.shared import shared_gradients
 from autopipe.runtime.stages import StageModule, build_stages
 from autopipe.runtime.torch_ir import TorchRuntime
 from autopipe.runtime.workload import Inputs, batch_size, rows, to_device
@@ -53,18 +55,35 @@ class Runner:
         self._captured = captured
         self._loss_fn = loss_fn
         mine = [stage for stage, rank in enumerate(schedule.placement) if rank == self.rank]
+        parts = {schedule.part_of[stage]: stage for stage in mine}
         self.modules: list[StageModule] = build_stages(
-            captured, cuts, only=mine, recompute=recompute, deferred=training and schedule.splits_backward
+            captured, cuts, only=parts, recompute=recompute, deferred=training and schedule.splits_backward
         )
-        self._runtime = TorchRuntime(schedule, self.modules, micro_batch, device, self._scaled_loss, training=training)
-        for stage in self._runtime.stages:
-            self.recorder.watch(stage)
-        self._ties = _tie_groups(captured, schedule, cuts, self.modules) if training else []
+        self.stages = {parts[module.index]: module for module in self.modules}
+        self._runtime = self._made_runtime(training)
+        self._shared = shared_gradients(captured, schedule, cuts) if training else []
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """This rank's parameters, each once."""
         return list(self._runtime.parameters())
+
+    def _made_runtime(self, training: bool) -> TorchRuntime | OwnRuntime:
+        given = (self.schedule, self.stages, self.micro_batch, self.device)
+        if self.schedule.executor == "own":
+            return OwnRuntime(*given, self._scaled_loss, self.recorder, training=training)
+        runtime = TorchRuntime(
+            self.schedule, self.modules, self.micro_batch, self.device, self._recorded_loss, training=training
+        )
+        for stage in runtime.stages:
+            self.recorder.watch(stage)
+        return runtime
+
+    @property
+    def own(self) -> OwnRuntime:
+        """Our own runtime, where the schedule runs on it."""
+        assert isinstance(self._runtime, OwnRuntime)
+        return self._runtime
 
     def known_bytes(self) -> int:
         """Bytes that are there between steps: parameters, buffers, gradients, receive buffers."""
@@ -80,17 +99,20 @@ class Runner:
 
     def _scaled_loss(self, outputs: Any, target: Any) -> torch.Tensor:
         flat = outputs if isinstance(outputs, tuple | list) else (outputs,)
-        loss = self._loss_fn(self._captured.unflatten(flat), target) / self.schedule.micro_batches
+        return self._loss_fn(self._captured.unflatten(flat), target) / self.schedule.per_update
+
+    def _recorded_loss(self, outputs: Any, target: Any) -> torch.Tensor:
+        loss = self._scaled_loss(outputs, target)
         self.recorder.extend()
         return loss
 
     def split(self, inputs: Inputs, target: Any) -> tuple[list[dict[str, torch.Tensor]], list[Any]]:
         """Bound inputs and targets, one each micro-batch. Raises UsageError when the batch has another size."""
-        size, wanted = batch_size(inputs), self.micro_batch * self.schedule.micro_batches
+        size, wanted = batch_size(inputs), self.micro_batch * self.schedule.per_update
         if size != wanted:
             raise UsageError(
                 f"the batch has {size} rows, the plan takes {wanted} "
-                f"({many(self.schedule.micro_batches, 'micro-batch')} of {self.micro_batch})"
+                f"({many(self.schedule.per_update, 'micro-batch')} of {self.micro_batch})"
             )
         bound = to_device(self._captured.bind(inputs), self.device)
         target = to_device(target, self.device)
@@ -101,15 +123,13 @@ class Runner:
         )
 
     def backward(self, inputs: Sequence[dict[str, torch.Tensor]], targets: Sequence[Any]) -> list[torch.Tensor]:
-        """Forward and backward of all micro-batches, tied gradients summed. Losses on the last stage's rank only.
+        """Forward and backward of all micro-batches, shared gradients summed. Losses on ranks with a last stage only.
 
         The losses are already divided by the number of micro-batches: their sum is the step's loss.
         """
         losses = self._runtime.step(inputs, targets)
-        for parameter, group in self._ties:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad, group=group)
+        for shared in self._shared:
+            shared.sum()
         return losses
 
     def timed_step(
@@ -131,25 +151,3 @@ def make_optimizer(name: str, parameters: Sequence[nn.Parameter], lr: float) -> 
     """An optimizer by the name that plans use."""
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     return OPTIMIZERS[name](trainable or [nn.Parameter(torch.zeros(0))], lr=lr)
-
-
-def _tie_groups(
-    captured: Captured, schedule: Schedule, cuts: Sequence[int], modules: Sequence[StageModule]
-) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
-    """This rank's parameters that other ranks hold too, with the group that sums their gradients.
-
-    Every rank makes every group, in one order: torch requires it.
-    """
-    bounds = [0, *cuts, len(captured.layers)]
-    stage_of = [stage for stage in range(len(bounds) - 1) for _ in range(bounds[stage], bounds[stage + 1])]
-    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    held = {name: p for module in modules for name, p in module.named_parameters(remove_duplicate=False)}
-    mine = []
-    for tie in captured.ties:
-        ranks = tuple(sorted({schedule.placement[stage_of[layer]] for layer in tie.layers}))
-        if len(ranks) > 1:
-            if ranks not in groups:
-                groups[ranks] = dist.new_group(list(ranks))
-            if dist.get_rank() in ranks and held[tie.name].requires_grad:
-                mine.append((held[tie.name], groups[ranks]))
-    return mine

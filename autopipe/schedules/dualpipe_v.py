@@ -11,7 +11,7 @@ torch, whose pairs of F and B run one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autopipe.core.schedule import Action, Op, Order, Shape, StageTimes, schedule
 
@@ -25,16 +25,23 @@ def _refuses(shape: Shape) -> str | None:
 @schedule("DualPipeV", placement="v", stages_per_rank=(2,), refuses=_refuses, aliases=("ScheduleDualPipeV",))
 def dualpipe_v(shape: Shape, times: Sequence[StageTimes]) -> Order:
     """Each rank's row, in eight parts."""
-    return tuple(_Row(shape, rank).row() for rank in range(shape.ranks))
+    return tuple(_row(shape, rank) for rank in range(shape.ranks))
 
 
-class _Row:
-    """A rank's row while it grows: every action takes its stage's next micro-batch."""
+def _row(shape: Shape, rank: int) -> tuple[Action, ...]:
+    down, up = shape.stages_of(rank)
+    return Row(down, up, rank, shape.ranks, shape.micro_batches).row()
 
-    def __init__(self, shape: Shape, rank: int) -> None:
-        self.down, self.up = shape.stages_of(rank)
-        self.rank, self.below, self.batches = rank, shape.ranks - 1 - rank, shape.micro_batches
-        self.ranks = shape.ranks
+
+class Row:
+    """A rank's row while it grows: every action takes its stage's next micro-batch, from ``first`` on (default 0)."""
+
+    def __init__(
+        self, down: int, up: int, rank: int, ranks: int, batches: int, first: Mapping[int, int] | None = None
+    ) -> None:
+        self.down, self.up = down, up
+        self.rank, self.below, self.batches = rank, ranks - 1 - rank, batches
+        self.ranks, self.first = ranks, first or {}
         self.actions: list[Action] = []
         self.counts: dict[tuple[int, Op], int] = {}
         self.waiting: list[Action] = []
@@ -74,7 +81,7 @@ class _Row:
     def _add(self, *steps: tuple[int, Op]) -> None:
         for stage, op in steps:
             key = (stage, Op.F if op is Op.F else Op.B)
-            action = Action(stage, op, self.counts.get(key, 0))
+            action = Action(stage, op, self.counts.get(key, self.first.get(stage, 0)))
             self.counts[key] = action.micro_batch + 1
             self.actions.append(action)
             if op is Op.I:

@@ -7,6 +7,7 @@ import os
 import socket
 import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -50,12 +51,12 @@ class Ranks:
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[tuple[Any, Connection]] = []
 
-    def run(self, function: Callable[..., Any], *args: Any, ranks: int) -> list[Any]:
+    def run(self, function: Callable[..., Any], *args: Any, ranks: int, **options: Any) -> list[Any]:
         self._grow(ranks)
         port = _free_port()
         pipes = [pipe for _, pipe in self._workers[:ranks]]
         for pipe in pipes:
-            pipe.send((function, args, ranks, port))
+            pipe.send((partial(function, **options), args, ranks, port))
         results: dict[int, Any] = {}
         while len(results) < ranks:
             ready = wait([p for r, p in enumerate(pipes) if r not in results], TIMEOUT_S)

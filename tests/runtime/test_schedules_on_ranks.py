@@ -26,7 +26,7 @@ MICRO_BATCH = 2
 
 
 def _cases() -> list[object]:
-    every = [(k.name, model, depth) for k in kinds() for model in ("gpt2.py", "mlp.py") for depth in (2, 4)]
+    every = [(k.name, model, depth) for k in kinds("torch") for model in ("gpt2.py", "mlp.py") for depth in (2, 4)]
     marks = {case: () if case in FAST else (pytest.mark.slow,) for case in every}
     return [pytest.param(*case, marks=marks[case], id="-".join(map(str, case))) for case in every]
 

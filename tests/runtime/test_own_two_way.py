@@ -1,0 +1,71 @@
+"""Two-way pipelines on real ranks: gradients of one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import autopipe.schedules  # noqa: F401
+from autopipe.core.schedule import Schedule, kind
+from autopipe.core.table_csv import from_csv, to_csv
+from autopipe.runtime.runner import Runner
+from tests.models import ZOO
+from tests.runtime.chained import captured_case, eager, legal_cuts, reference_of
+from tests.runtime.ranks import Ranks
+from tests.runtime.test_stages_on_ranks import compared
+
+ROWS = 2
+
+
+def worst_difference(name: str, schedule: Schedule, cuts: list[int], recompute: list[int]) -> tuple[float, str, float]:
+    """On every rank: two SGD steps and the same in one process; the largest relative difference, and the loss's."""
+    case = ZOO[name]
+    captured = captured_case(case, batch=ROWS)
+    reference = reference_of(case, captured.model)
+    cpu = torch.device("cpu")
+    runner = Runner(captured, schedule, cuts, micro_batch=ROWS, loss_fn=case.loss_fn, device=cpu, recompute=recompute)
+    worst, off = (0.0, ""), 0.0
+    for step in range(2):
+        torch.manual_seed(step)
+        batches = [case.example_batch(ROWS) for _ in range(schedule.micro_batches)]
+        losses = runner.backward([captured.bind(inputs) for inputs, _ in batches], [target for _, target in batches])
+        expected = eager(case, reference, batches)
+        total = torch.stack([*losses, torch.zeros(())]).sum()
+        torch.distributed.all_reduce(total)
+        off = max(off, abs(float(total) - sum(expected)))
+        worst = max(worst, compared(captured.model, reference, runner))
+        for parameters in (list(reference.parameters()), runner.parameters):
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.data -= 0.1 * parameter.grad
+                    parameter.grad = None
+    return (*worst, off)
+
+
+def check(ranks: Ranks, model: str, schedule: Schedule, recompute: bool = False) -> None:
+    captured = captured_case(ZOO[model])
+    cuts, parts = legal_cuts(captured), schedule.stages // schedule.ways
+    chosen = [cuts[n * len(cuts) // parts] for n in range(1, parts)]
+    again = list(range(0, len(captured.layers), 2)) if recompute else []
+    for worst, where, off in ranks.run(worst_difference, model, schedule, chosen, again, ranks=schedule.ranks):
+        assert worst <= 1e-6 * (1 if model != "gpt2" else 5), where
+        assert off <= 1e-6
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+@pytest.mark.parametrize("name", ["Chimera", "Chimera-Doubled", "DualPipe"])
+@pytest.mark.parametrize("model", ["gpt2", "unet"])
+def test_gradients_are_those_of_one_process(ranks: Ranks, model: str, name: str, depth: int) -> None:
+    check(ranks, model, kind(name).schedule(depth, 2 * depth))
+
+
+def test_layers_may_recompute(ranks: Ranks) -> None:
+    check(ranks, "gpt2_untied", kind("Chimera").schedule(2, 5), recompute=True)
+
+
+@pytest.mark.parametrize("name", ["1F1B", "ZB-V"])
+def test_other_tables_run_on_our_own_runtime_too(ranks: Ranks, name: str) -> None:
+    """Neighbouring stages on one rank, I and W apart, parts of the backward in any order."""
+    table = kind(name).schedule(2, 4, stages_per_rank=1 if name == "1F1B" else 2)
+    own = Schedule(name, table.placement, from_csv(to_csv(table), name).order, "own")
+    check(ranks, "gpt2", own)
