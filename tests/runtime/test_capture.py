@@ -384,3 +384,30 @@ def test_seventy_billion_parameters_are_captured_in_little_memory() -> None:
     assert sum(layer.parameters for layer in captured.layers) == 70_553_706_496
     assert len({layer.structure for layer in captured.layers}) <= 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 * 2**20  # KiB
+
+
+class Branches(nn.Module):
+    """Decides by a value: in an if, or in the number of turns of a loop."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.second, self.how = nn.Linear(4, 4), nn.Linear(4, 4), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        if self.how == "if" and x.sum() > 0:
+            x = x * 2
+        for _ in range(int(x.abs().max().item()) if self.how == "loop" else 0):
+            x = x + 1
+        return self.second(x)
+
+
+@pytest.mark.parametrize("how", ["if", "loop"])
+def test_a_decision_by_values_is_told_in_our_words(how: str) -> None:
+    words = "an if, a loop or a size depends on the values in a tensor"
+    with pytest.raises(CaptureError, match=rf"test_capture\.py:\d+: Branches cannot be captured \({words}\)\. Move"):
+        capture(Branches(how), (torch.randn(4, 4),))
+    inside = capture(nn.Sequential(nn.Linear(4, 4), Branches(how)), (torch.randn(4, 4),))
+    (note,) = inside.notes
+    assert note.startswith("kept whole: 1 (")
+    assert note.endswith(f"{words})")
