@@ -114,10 +114,11 @@ def launch(
         except SignalException:
             failure = KeyboardInterrupt()
         finally:
-            stop.set()
-            watch.join()
-            _kill_all(folder, ranks)
-            gc.collect()  # the launcher's semaphores, else Python warns of them at its end
+            with _undisturbed():
+                stop.set()
+                watch.join()
+                _kill_all(folder, ranks)
+                gc.collect()  # the launcher's semaphores, else Python warns of them at its end
         raise failure
 
 
@@ -186,6 +187,19 @@ def _own_signals() -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             for number, handler in known.items():
                 signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C does not break off what the first one began: it takes less than a second."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -17,9 +17,14 @@ SLOW = GOOD.replace("return nn.functional", "__import__('time').sleep(0.05)\n   
 
 
 @pytest.mark.parametrize(
-    "whole_group", [pytest.param(True, id="terminal"), pytest.param(False, id="kill", marks=pytest.mark.slow)]
+    ("whole_group", "times"),
+    [
+        pytest.param(True, 2, id="terminal, twice"),
+        pytest.param(True, 1, id="terminal", marks=pytest.mark.slow),
+        pytest.param(False, 1, id="kill", marks=pytest.mark.slow),
+    ],
 )
-def test_ctrl_c_while_layers_are_timed(tmp_path, whole_group):
+def test_ctrl_c_while_layers_are_timed(tmp_path, whole_group, times):
     (tmp_path / "model.py").write_text(SLOW)
     errors = tmp_path / "stderr"
     with errors.open("w") as stream:
@@ -33,13 +38,16 @@ def test_ctrl_c_while_layers_are_timed(tmp_path, whole_group):
         )
     try:
         wait_for(lambda: "warm-up" in errors.read_text(), process)
-        os.killpg(process.pid, signal.SIGINT) if whole_group else process.send_signal(signal.SIGINT)
+        for _ in range(times):
+            os.killpg(process.pid, signal.SIGINT) if whole_group else process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
         assert process.wait(timeout=30) == 130
     finally:
         process.kill()
     said = errors.read_text()
     assert "autopipe: interrupted" in said.splitlines()
     assert "Traceback" not in said
+    assert "Warning" not in said
     wait_for(lambda: not left_over(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"model.py", "stderr"}
 

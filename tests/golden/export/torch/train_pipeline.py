@@ -80,8 +80,8 @@ class Stage(nn.Module):
         inputs, target = batch
         try:
             output = self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)
-        except Leave as end:
-            return end.value
+        except Leave as end:  # torch detaches what a stage sends in place, which a view forbids
+            return end.value.clone() if end.value._is_view() else end.value
         finally:
             self.received.clear()
         return self.loss_fn(output, target).float()
