@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import autopipe.synthesis  # noqa: F401  (registers its schedule)
 from autopipe import export
 from autopipe.core.plan import ModelRef, Plan
 from autopipe.core.profile import CostTable, LayerCost, Profile
