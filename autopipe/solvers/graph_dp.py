@@ -102,13 +102,25 @@ def smallest_longest(
 
 
 def best_order(
-    dag: Dag, options: Sequence[Option], available: Sequence[int], costs: Callable[[Family], Costs]
+    dag: Dag,
+    options: Sequence[Option],
+    available: Sequence[int],
+    costs: Callable[[Family], Costs],
+    *,
+    sets: Sequence[int] | None = None,
 ) -> Answer | None:
-    """The best that some linear orders give, with the bound that holds for all; None where they give nothing."""
+    """The best that some linear orders give, with a bound that holds for all splits; None where they give nothing."""
     best: Answer | None = None
-    for order in dag.orders(_ORDERS):
-        best = _below(best, dag, prefixes(order), options, available, costs)
+    for chain in _chains(dag, sets):
+        best = _below(best, dag, chain, options, available, costs)
     return best._replace(lower_bound=min(_bound(options, available), best.value)) if best else None
+
+
+def _chains(dag: Dag, sets: Sequence[int] | None) -> Iterator[list[int]]:
+    """The ideals along some linear orders, those among the sets where these are given."""
+    allowed = None if sets is None else set(sets)
+    for order in dag.orders(_ORDERS):
+        yield [each for each in prefixes(order) if allowed is None or each in allowed]
 
 
 def _family(dag: Dag, ideals: Iterable[int], options: Sequence[Option]) -> Family:
@@ -154,9 +166,8 @@ def _along_orders(
     sets: Sequence[int] | None,
 ) -> Answer | None:
     """The best along some linear orders, then along all chains that these have together."""
-    allowed, seen, best = None if sets is None else set(sets), set[int](), None
-    for order in dag.orders(_ORDERS):
-        chain = [each for each in prefixes(order) if allowed is None or each in allowed]
+    best, seen = None, set[int]()
+    for chain in _chains(dag, sets):
         best = _below(best, dag, chain, options, available, costs)
         seen.update(chain)
     return _below(best, dag, seen, options, available, costs)

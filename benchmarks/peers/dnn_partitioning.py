@@ -55,8 +55,10 @@ class Problem:
     def solve(self, devices: int, *, linear: bool, seconds: float) -> Answer | None:
         """The smallest largest load on so many accelerators and the file's CPUs, along one order or over the DAG."""
         options = [Option(ACCELERATOR, self.accelerator_ms), Option(CPU, self.cpu_ms)]
-        solve = best_order if linear else smallest_longest
-        return solve(self.dag, options, [devices, self.cpus], self.costs, seconds=seconds)
+        available = [devices, self.cpus]
+        if linear:
+            return best_order(self.dag, options, available, self.costs)
+        return smallest_longest(self.dag, options, available, self.costs, seconds=seconds)
 
 
 def read(path: Path) -> Problem:

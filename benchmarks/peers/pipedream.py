@@ -17,13 +17,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from autopipe.core.errors import UsageError
-from autopipe.solvers.graph_dp import Answer, Costs, Option, smallest_longest
+from autopipe.solvers.graph_dp import Answer, Costs, Option, best_order, smallest_longest
 from autopipe.solvers.ideals import Dag, Family, Flags, Floats, Indices, prefixes
 
 _MOST_STATES = 1000
@@ -114,10 +115,13 @@ class Profile:
             Option(0, (self.compute_s + reduced * (count - 1) / count) / count, count)
             for count in range(1, min(replicas, level.machines) + 1)
         ]
-        sets = self.order if linear else self.states
-        return smallest_longest(
-            self.dag, options, [level.machines], lambda family: self.costs(level, family), sets=sets, seconds=seconds
-        )
+
+        def costs(family: Family) -> Costs:
+            return self.costs(level, family)
+
+        if linear:
+            return best_order(self.dag, options, [level.machines], costs, sets=self.states)
+        return smallest_longest(self.dag, options, [level.machines], costs, sets=self.states, seconds=seconds)
 
     @property
     def order(self) -> list[int]:
@@ -127,9 +131,11 @@ class Profile:
 
 
 class Nested(NamedTuple):
-    """What hierarchical stages reach; the ideals between the stages of the outermost level, and their groups."""
+    """What hierarchical stages reach, and what none can beat; the ideals between the stages of the outermost level,
+    and on how many of its groups each stage runs."""
 
     value: float
+    lower_bound: float
     sets: tuple[int, ...]
     groups: tuple[int, ...]
 
@@ -155,7 +161,9 @@ def solve_levels(profile: Profile, levels: Sequence[Level], *, linear: bool) -> 
         values = tables.values(1 if depth == len(levels) - 1 else len(family))
         between, within = values[-1], level.machines
     positions, groups = tables.traced(values[:, 0])
-    return Nested(float(between[0, -1]), tuple(family.sets[i] for i in positions), groups)
+    value, evenly = float(between[0, -1]), float(profile.compute_s.sum()) / prod(each.machines for each in levels)
+    bound = min(evenly, value) if linear else value
+    return Nested(value, bound, tuple(family.sets[i] for i in positions), groups)
 
 
 class _Level:
