@@ -139,7 +139,8 @@ def test_never_slower_than_a_baseline_that_fits(seed: int) -> None:
     for depth, size, name in itertools.product((1, 2, 5), (1, 2), ("GPipe", "1F1B")):
         for rule in BASELINES.values():
             cuts = rule(profile, depth)
-            assert cuts is not None
+            if cuts is None:
+                continue  # the rule knows no such model, or no such depth
             line = simulated(profile, devices, name, 8 // size, size, cuts)
             if max(line.peak_bytes) <= limit:
                 assert made is not None
@@ -357,8 +358,9 @@ def test_faster_devices_take_more_layers() -> None:
 def test_rejected_lists_every_alternative() -> None:
     made = plan(heavy(), cluster(4, link=SLOW), global_batch=16)
     assert [row.what for row in made.rejected] == [
-        "equal layers, 1F1B", "equal parameters, 1F1B", "GPipe", "2 stages", "3 stages",
-        "micro-batch 2", "micro-batch 4", "one device, no pipeline",
+        "equal layers, 1F1B", "equal parameters, 1F1B", "torchtitan's split, 1F1B", "GPipe's split, 1F1B",
+        "PipeDream's split, 1F1B", "GPipe", "2 stages", "3 stages", "micro-batch 2", "micro-batch 4",
+        "one device, no pipeline",
     ]  # fmt: skip
     assert {row.what: row.reason for row in made.rejected}["one device, no pipeline"] == "+209.2 %"
     layers = simulated(heavy(), cluster(4, link=SLOW), "1F1B", 16, 1, BASELINES["equal layers"](heavy(), 4) or ())
@@ -511,7 +513,7 @@ def test_layers_that_must_not_split_go_where_the_backward_is_whole(monkeypatch: 
     assert (made.depth, made.schedule.name) == (2, "Halves")
     made = plan(whole, cluster(2), global_batch=4, schedules=["Halves", "GPipe"])
     assert made.schedule.name == "GPipe"
-    assert made.rejected[2].reason.startswith("cannot run")
+    assert {row.what: row.reason for row in made.rejected}["Halves"].startswith("cannot run")
 
 
 # what the plan holds -----------------------------------------------------------------------------------------------

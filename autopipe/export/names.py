@@ -6,14 +6,12 @@ torchtitan calls ``layers.3`` and Megatron ``t``.
 
 from __future__ import annotations
 
-import re
 from enum import Enum
 from typing import NamedTuple
 
+from autopipe.core.blocks import block_number
 from autopipe.core.errors import CannotExport
 from autopipe.core.plan import Plan
-
-_NUMBERED = re.compile(r"(?:^|\.)(\d+)\Z")
 
 
 class Role(Enum):
@@ -42,12 +40,6 @@ class Part(NamedTuple):
     layer: str
     role: Role
     block: int = 0
-
-
-def block_number(layer: str) -> int | None:
-    """The number of a numbered module, None for another."""
-    match = _NUMBERED.search(layer)
-    return int(match.group(1)) if match else None
 
 
 def role_of(layer: str) -> Role | None:

@@ -9,5 +9,6 @@ bands       tables by length of range, for passes that look at short ranges only
 graph_dp    stages of a DAG, over all its ideals: the smallest longest one
 ideals      the sets of nodes that a DAG's first stages can hold
 traffic     what crosses the boundaries of a DAG's stages
+ilp         device_dp's questions by integer programming: a certificate, and side constraints
 brute       every split
 """
