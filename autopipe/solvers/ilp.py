@@ -150,7 +150,8 @@ def _solve(model: _Model, seconds: float) -> Certificate:
     if status == "infeasible":
         return Certificate(None, model.cutoff)
     taken = sorted(column for column, x in chosen.items() if x.varValue is not None and x.varValue > 0.5)
-    return Certificate(_assigned(model, taken, stages), bound * unit)
+    assigned = _assigned(model, taken, stages)
+    return Certificate(assigned, min(bound * unit, assigned.value) if assigned else bound * unit)
 
 
 def _constraints(
