@@ -19,6 +19,7 @@ _HOMES = {
     "profile": "autopipe.runtime.profiling",
     "plan": "autopipe.search",
     "check": "autopipe.runtime.checking",
+    "tune": "autopipe.tuning",
     "load": "autopipe.core.files",
     "Profile": "autopipe.core.profile",
     "Cluster": "autopipe.core.cluster",
@@ -26,7 +27,7 @@ _HOMES = {
     "Timeline": "autopipe.core.timeline",
 }
 
-__all__ = ["Cluster", "Plan", "Profile", "Timeline", "check", "load", "plan", "profile"]
+__all__ = ["Cluster", "Plan", "Profile", "Timeline", "check", "load", "plan", "profile", "tune"]
 
 if TYPE_CHECKING:
     from autopipe.core.cluster import Cluster
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from autopipe.runtime.checking import check
     from autopipe.runtime.profiling import profile
     from autopipe.search import plan
+    from autopipe.tuning import tune
 
 
 def __getattr__(name: str) -> Any:

@@ -160,6 +160,53 @@ def check(
 
 
 @app.command()
+def tune(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="model.py, or model.py:BUILDER.")],
+    global_batch: Annotated[int, typer.Option(min=1, help="Samples of one optimizer step, over all devices.")],
+    devices: Devices = None,
+    budget: Annotated[str, typer.Option(metavar="120s", help="About how long it may take.")] = "120s",
+    cluster: Annotated[str | None, typer.Option(metavar="FILE", help="Devices and links; else local ones.")] = None,
+    memory: Annotated[str | None, typer.Option(metavar="8GiB", help="Memory of each device.")] = None,
+    micro_batch: MicroBatch = None,
+    schedule: Annotated[str | None, typer.Option(metavar="1F1B,ZB-V", help="Schedules to try, or all.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw (default).")] = None,
+    threads: Threads = 1,
+    folder: Annotated[Path | None, typer.Option(metavar="DIR", help="Keeps the trials; plan.tune by default.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The best plan's file.")] = Path("plan.json"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Plan, really run the best few plans and their neighbours, and keep the fastest."""
+    from autopipe import tuning
+    from autopipe.core import files, units
+
+    tuned = tuning.tune(
+        model,
+        global_batch=global_batch,
+        devices=devices,
+        budget_s=units.parse_duration(budget),
+        cluster=cluster,
+        micro_batches=_numbers(micro_batch, "--micro-batch"),
+        schedules=_names(schedule),
+        memory_bytes=units.parse_bytes(memory) if memory else None,
+        optimizer=optimizer,
+        threads=threads,
+        output=output,
+        folder=folder,
+        progress=_progress,
+    )
+    if as_json:
+        print(files.to_json(tuned.plan), end="")
+    else:
+        from autopipe.report.terminal import show
+
+        show(f"{tuning.summary(tuned)}\nwrote     {output}")
+    if tuned.interrupted:
+        _say("interrupted")
+        raise typer.Exit(130)
+
+
+@app.command()
 def show(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="plan.json; plan.check.json beside it is read too.")],
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with pictures to this file.")] = None,

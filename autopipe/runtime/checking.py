@@ -166,9 +166,9 @@ def peak_bytes(runner: Runner, inputs: Any, targets: Any, optimizer: torch.optim
     return live.peak
 
 
-def steps_to_measure(predicted_s: float) -> int:
+def steps_to_measure(predicted_s: float, seconds: float = MEASURING_S) -> int:
     """How many warm steps are timed: equal on all ranks, so it must not depend on a measurement."""
-    return max(MIN_STEPS, min(MAX_STEPS, math.ceil(MEASURING_S / max(predicted_s, 1e-9))))
+    return max(MIN_STEPS, min(MAX_STEPS, math.ceil(seconds / max(predicted_s, 1e-9))))
 
 
 def combine(plan: Plan, ranks: list[RankResult], kind: str) -> CheckResult:
@@ -232,3 +232,57 @@ def _joined_parity(plan: Plan, parts: list[RankParity]) -> Parity:
         tolerance=tolerance,
         worst=worst.worst,
     )
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a trial showed: medians over its steps, and each rank's peak."""
+
+    step_s: float
+    spread: float
+    stages: tuple[MeasuredStage, ...]
+    peak_bytes: tuple[int, ...]
+
+
+def try_plan(
+    plan: Plan, model: str, *, timeout_s: float, seconds: float, progress: Callable[[str], None] | None = None
+) -> Tried:
+    """Time a plan on local processes for about some ``seconds``; losses and gradients are not compared.
+
+    Raises the error of the first rank that fails, RankFailed where one dies or hangs.
+    """
+    kind = "cuda" if torch.cuda.is_available() and not plan.device.startswith("cpu") else "cpu"
+    parts = launch.launch(
+        trial_rank,
+        (plan, ModelFile.parse(model), kind, seconds),
+        ranks=plan.depth * plan.replicas,
+        timeout_s=timeout_s,
+        threads=plan.threads,
+        device=kind,
+        progress=progress,
+    )
+    timelines = [_timeline(plan, [part[0][i] for part in parts], []) for i in range(len(parts[0][0]))]
+    steps = [timeline.step_s for timeline in timelines]
+    stages = tuple(_stage(timelines, stage.index) for stage in plan.stages)
+    return Tried(statistics.median(steps), spread(steps), stages, tuple(peak for _, peak in parts))
+
+
+def trial_rank(plan: Plan, source: Source, kind: str, seconds: float) -> tuple[list[list[Span]], int]:
+    """One rank's part of a trial: the spans of its warm steps, and its peak."""
+    device = own_device(kind)
+    launch.beat.phase("building the model")
+    workload = source.open()
+    workload.model.to(device)
+    batch = workload.batch(plan.global_batch)
+    launch.beat.phase("capturing")
+    runner = _runner(plan, capture_for(plan, workload, batch), workload, device)
+    optimizer = make_optimizer(plan.optimizer, runner.parameters, lr=1e-6)
+    inputs, targets = runner.split(*batch)
+    launch.beat.phase("running warm steps")
+    steps = []
+    for index in range(WARM_STEPS + steps_to_measure(plan.predicted.step_s, seconds)):
+        runner.timed_step(inputs, targets, optimizer)
+        if index >= WARM_STEPS:
+            steps.append(runner.recorder.spans())
+    launch.beat.phase("counting memory")
+    return steps, peak_bytes(runner, inputs, targets, optimizer)

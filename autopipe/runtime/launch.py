@@ -79,6 +79,19 @@ class Silent:
 beat: Beat | Silent = Silent()
 """Called by long-running code on every rank; see Beat."""
 
+_deadline = float("inf")
+
+
+@contextlib.contextmanager
+def until(moment: float) -> Iterator[None]:
+    """Everything launched inside is ended at this moment of time.monotonic, with RankFailed, if it has not ended."""
+    global _deadline
+    before, _deadline = _deadline, min(moment, _deadline)
+    try:
+        yield
+    finally:
+        _deadline = before
+
 
 def launch(
     function: Callable[..., T],
@@ -360,8 +373,8 @@ class _Row(NamedTuple):
 def _watch(
     folder: Path, ranks: int, timeout_s: float, stop: threading.Event, progress: Callable[[str], None] | None
 ) -> None:
-    """Kill all ranks when none has moved for too long, or when one has failed and the others linger."""
-    begun, failed_at, told = time.monotonic(), None, ""
+    """Kill all ranks when none has moved for too long, their time is over, or one has failed and the others linger."""
+    begun, failed_at, told, deadline = time.monotonic(), None, "", _deadline
     while not stop.wait(0.2):
         now, rows = time.monotonic(), _rows(folder, ranks)
         if progress is not None and rows[0].phase != told:
@@ -373,8 +386,11 @@ def _watch(
             _kill(rows)
         starting = any(row.doing in ("", "starting") for row in rows)
         limit = max(timeout_s, START_TIMEOUT_S) if starting else timeout_s
-        if failed_at is None and now - max(begun, *(row.at for row in rows)) > limit:
-            (folder / "hung").write_text(_hung_text(rows, limit))
+        silent = now - max(begun, *(row.at for row in rows)) > limit
+        if failed_at is None and (silent or now > deadline):
+            (folder / "hung").write_text(
+                _hung_text(rows, limit) if silent else "its time was over: all ranks were ended"
+            )
             _kill(rows)
             failed_at = now
 
