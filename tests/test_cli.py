@@ -56,11 +56,11 @@ def test_help_names_every_verb(run):
     code, out, _ = run("--help")
     assert code == 0
     assert re.findall(r"^  (\w+)  ", out, re.MULTILINE) == [
-        "profile", "plan", "check", "show", "schedule", "export", "cluster",
+        "profile", "plan", "check", "tune", "show", "schedule", "export", "cluster",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("verb", ["profile", "plan", "check", "show", "schedule", "export", "cluster"])
+@pytest.mark.parametrize("verb", ["profile", "plan", "check", "tune", "show", "schedule", "export", "cluster"])
 def test_every_verb_has_help(run, verb):
     code, out, _ = run(verb, "--help")
     assert code == 0

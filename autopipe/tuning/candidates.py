@@ -59,6 +59,14 @@ def equal_layers(search: Search, profile: Profile, like: Plan) -> list[Candidate
     return [] if cuts is None or like.depth == 1 else _cut(search, profile, like, cuts, EQUAL)
 
 
+def reason(candidate: Candidate, profile: Profile) -> str:
+    """Why a plan is tried: as a baseline, where it is one whatever it was made for."""
+    plan = candidate.plan
+    if plan.depth == 1:
+        return ALONE
+    return EQUAL if plan.cuts == BASELINES[EQUAL](profile, len(plan.stages)) else candidate.why
+
+
 def neighbours(search: Search, profile: Profile, of: Plan) -> Iterator[Candidate]:
     """A plan with one of its cuts moved to the next place where the model can be cut."""
     legal = (0, *profile.legal_cuts(), len(profile.layers))

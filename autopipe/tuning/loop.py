@@ -13,7 +13,7 @@ from autopipe.core.errors import AutopipeError
 from autopipe.core.plan import Plan
 from autopipe.core.profile import Profile
 from autopipe.core.units import format_duration
-from autopipe.tuning.candidates import ALONE, EQUAL, Candidate, Search, distinct, equal_layers, neighbours
+from autopipe.tuning.candidates import ALONE, EQUAL, Candidate, Search, distinct, equal_layers, neighbours, reason
 from autopipe.tuning.learning import Seen, learned, predicted_s
 from autopipe.tuning.log import OK, Trial, status_of, write_trials
 
@@ -61,8 +61,8 @@ class Tuning:
         if not left or self.best is None:
             return left[0] if left else None
         for why in (ALONE, EQUAL):
-            if not any(trial.why == why for trial in self.trials):
-                first = next((each for each in left if each.why == why), None)
+            if fastest(self.trials, why) is None:
+                first = next((each for each in left if reason(each, self.profile) == why), None)
                 if first is not None:
                     return first
         taught = self.taught()
@@ -93,7 +93,7 @@ class Tuning:
         number, plan = len(self.trials) + 1, candidate.plan
         row = Trial(
             candidate.name,
-            candidate.why,
+            reason(candidate, self.profile),
             OK,
             predicted_s=plan.predicted.step_s,
             learned_s=predicted_s(plan, self.profile, self.taught()),
