@@ -24,7 +24,7 @@ from autopipe.core.units import format_bytes, format_count, format_duration, for
 from autopipe.report.panels import MOST_SPANS, Panel, panels
 
 WIDTH = 1100
-_GUTTER, _RIGHT, _TOP, _BETWEEN = 108.0, 12.0, 58.0, 30.0
+_GUTTER, _RIGHT, _TOP, _BETWEEN = 118.0, 12.0, 58.0, 30.0
 _LANE, _SPACE, _MEMORY, _ROW = 18.0, 3.0, 34.0, 14.0
 _LETTER = 5.8
 """Pixels that a letter of a span's label takes."""
