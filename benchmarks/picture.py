@@ -1,6 +1,6 @@
 """Draw the README's picture, docs/timeline.svg, from what ``make demo`` left: a plan and the run that checked it.
 
-    make demo && python benchmarks/picture.py
+make demo && python benchmarks/picture.py
 """
 
 from __future__ import annotations

@@ -52,7 +52,9 @@ def test_the_commands_of_a_page_run(page, folder, monkeypatch, capsys):
 @pytest.mark.parametrize("page", LONG)
 def test_the_long_commands_of_a_page_run(page, folder):
     for command in commands(page):
-        done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False, timeout=600)
+        done = subprocess.run(
+            [sys.executable, "-m", *command], capture_output=True, text=True, check=False, timeout=600
+        )
         assert done.returncode == 0, (command, done.stderr)
 
 
