@@ -75,6 +75,9 @@ def plan(
     memory: Annotated[str | None, typer.Option(metavar="8GiB", help="Memory of each device.")] = None,
     micro_batch: MicroBatch = None,
     depth: Annotated[str | None, typer.Option(metavar="2,4", help="Ranks of the pipeline.")] = None,
+    replicas: Annotated[
+        str | None, typer.Option(metavar="1,2", help="Copies of the pipeline that share the batch; 1 by default.")
+    ] = None,
     schedule: Annotated[str | None, typer.Option(metavar="1F1B,ZB-V", help="Schedules to try, or all.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw (default).")] = None,
     recompute: Annotated[Literal["auto", "none", "all"], typer.Option(help="Whose activations to drop.")] = "auto",
@@ -99,6 +102,7 @@ def plan(
         cluster=cluster,
         micro_batches=_numbers(micro_batch, "--micro-batch"),
         depths=_numbers(depth, "--depth"),
+        replicas=_numbers(replicas, "--replicas"),
         schedules=_names(schedule),
         memory_bytes=units.parse_bytes(memory) if memory else None,
         optimizer=optimizer,

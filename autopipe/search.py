@@ -18,7 +18,7 @@ from autopipe.core.validation import validate
 from autopipe.planning.limits import limited_by
 from autopipe.planning.nofit import no_plan_fits
 from autopipe.planning.outcome import outcome
-from autopipe.planning.request import pinned_stages, wanted_depths, wanted_kinds, wanted_micro_batches
+from autopipe.planning.request import pinned_stages, wanted_depths, wanted_kinds, wanted_micro_batches, wanted_replicas
 from autopipe.planning.space import Space, search
 from autopipe.planning.tables import Setting
 from autopipe.planning.whynot import rejected
@@ -35,6 +35,7 @@ def plan(
     devices: int | None = None,
     micro_batches: Sequence[int] | None = None,
     depths: Sequence[int] | None = None,
+    replicas: Sequence[int] | None = None,
     schedules: Sequence[str] | None = None,
     memory_bytes: int | None = None,
     headroom: float = 0.05,
@@ -48,9 +49,10 @@ def plan(
 ) -> Plan:
     """The fastest plan that fits, by simulation.
 
-    Searched are the depths asked for (default: 1 to the number of devices), the profile's micro-batch sizes that
-    divide ``global_batch``, and the ``schedules`` by name (default: GPipe and 1F1B; ``all``: every one, with two and
-    four stages on a rank where it takes them). ``devices`` takes the first so many of the cluster. A rank may use
+    Searched are the depths asked for (default: 1 to the number of devices), the numbers of ``replicas`` of the pipeline
+    (default: 1), the profile's micro-batch sizes that divide each replica's part of ``global_batch``, and the
+    ``schedules`` by name (default: GPipe and 1F1B; ``all``: every one, with two and four stages on a rank where it
+    takes them). ``devices`` takes the first so many of the cluster. A rank may use
     min(its memory, ``memory_bytes``) × (1 − headroom). ``recompute`` is ``none``, ``all``, or ``auto``: on the layers
     where it is cheapest, and only where a stage would not fit (in its part of the memory, where a rank has several).
     ``pins`` fixes the stage of layers, by name. ``stages_per_rank`` leaves only that number of stages on a rank.
@@ -67,6 +69,7 @@ def plan(
         setting,
         global_batch,
         wanted_depths(profile, offered, setting.pins, depths, stages_per_rank),
+        wanted_replicas(offered, global_batch, replicas),
         wanted_micro_batches(profile, global_batch, micro_batches),
         wanted_kinds(schedules),
         _one_of(recompute, RECOMPUTE, "recompute"),
@@ -78,7 +81,7 @@ def plan(
     chosen = outcome(answer.best.case, answer.best.found.positions)
     validate(chosen.case.schedule, can_split_backward=can_split(chosen))
     others = rejected(space, chosen)
-    bound_s = min(answer.lower_bound_s, chosen.timeline.step_s)  # equal but for rounding where the bound is met
+    bound_s = min(answer.lower_bound_s, chosen.step_s)  # equal but for rounding where the bound is met
     return Plan(
         model=model or ModelRef(profile.model),
         profile=profile_ref or FileRef(profile.digest),
@@ -89,19 +92,19 @@ def plan(
         optimizer=setting.optimizer,
         global_batch=global_batch,
         micro_batch=chosen.case.micro_batch,
-        micro_batches=chosen.case.schedule.micro_batches,
+        micro_batches=chosen.case.outline.micro_batches,
         depth=chosen.case.depth,
-        replicas=1,
+        replicas=chosen.case.replicas,
         stages_per_rank=chosen.case.stages // chosen.case.depth,
         schedule=ScheduleTable.of(chosen.case.schedule),
         stages=stages(chosen),
-        hops=setting.hops(chosen.case.schedule.placement),
+        hops=chosen.case.hops,
         ties=ties(chosen),
         overhead_s=profile.overhead_s,
-        memory_limit_bytes=setting.limits[: chosen.case.depth],
+        memory_limit_bytes=chosen.case.seats.limits,
         predicted=prediction(chosen, global_batch),
         lower_bound_s=bound_s,
-        gap=chosen.timeline.step_s / bound_s - 1,
+        gap=chosen.step_s / bound_s - 1,
         limited_by=limited_by(space, chosen),
         noise=profile.noise,
         rejected=others,

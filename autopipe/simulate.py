@@ -14,7 +14,7 @@ the next in the steady part of the table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -44,14 +44,18 @@ _CHUNK = 250
 """Candidates that are walked together: enough to fill numpy's loops, few enough to stay in the cache."""
 
 
+_MOST = 4_000_000
+"""Numbers that are held at once; orders of many actions are walked with fewer candidates together."""
+
+
 class Costs(NamedTuple):
     """The seconds of n candidates (one candidate a column) for one order.
 
     ``actions_s`` has shape (4 · stages, n): F, B, I and W of stage 0, then of stage 1, …, overhead included.
     ``transfers_s`` has shape (2 · stages, n): row s is the activation that stage s receives, row stages + s the
-    gradient that it receives. ``optimizer_s`` has shape (stages, n). ``late_s`` has shape (2 · stages), the same for
-    all candidates: what an action waits that asks late, by the row of its transfer. ``wires`` says which
-    transfers share one, None where none do.
+    gradient that it receives. ``optimizer_s`` has shape (stages, n): what follows a rank's row, the reduction of its
+    gradients over replicas included. ``late_s`` has shape (2 · stages), the same for all candidates: what an action
+    waits that asks late, by the row of its transfer. ``wires`` says which transfers share one, None where none do.
     """
 
     actions_s: Floats
@@ -90,14 +94,36 @@ class Graph:
     """An order, ready to be walked.
 
     Row 0 of the ends is the start of the step; ``rows[rank]`` are the rows of the rank's actions in their order.
-    ``costs`` is for each row the row of its seconds. ``asks`` are the actions that may wait for a busy sender.
+    ``costs`` is for each row the row of its seconds. ``make`` gives the order itself; ``trains`` tells whether it
+    has backwards.
     """
 
-    schedule: Schedule
+    make: Callable[[], Schedule]
+    placement: tuple[int, ...]
     levels: tuple[_Level, ...]
     rows: tuple[Indices, ...]
     costs: Indices
-    asks: tuple[_Ask, ...]
+    trains: bool = True
+    asynchronous: bool = False
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The order; only late receives need it."""
+        return self.make()
+
+    @cached_property
+    def asks(self) -> tuple[_Ask, ...]:
+        """The actions that may wait for a busy sender."""
+        last = posted_last(self.schedule) if self.schedule.executor == "torch" else frozenset()
+        found = []
+        for rank, actions in enumerate(self.schedule.order):
+            for number, action in enumerate(actions):
+                if action in last:
+                    row = int(self.rows[rank][number])
+                    before = int(self.rows[rank][number - 1]) if number else 0
+                    transfer = action.stage + self.schedule.stages * (action.op is not Op.F)
+                    found.append(_Ask(row, before, transfer, _sender(action, self.schedule)))
+        return tuple(found)
 
     @classmethod
     def of(cls, schedule: Schedule) -> Graph:
@@ -121,13 +147,50 @@ class Graph:
         firsts = np.searchsorted(np.array(depth)[by_depth], np.arange(1, max(depth) + 2))
         levels = (_Level(slice(a, b), *(column[by_depth[a:b]] for column in columns)) for a, b in pairwise(firsts))
         rows = tuple(row[a:b] for a, b in pairwise(starts))
-        last = posted_last(schedule) if schedule.executor == "torch" else frozenset()
-        asks = (
-            _Ask(int(row[i]), int(row[before[i]]), transfer[i], _sender(action, schedule))
-            for i, action in enumerate(flat, 1)
-            if action in last
+        whole = tuple(levels)
+        return cls(
+            lambda: schedule,
+            schedule.placement,
+            whole,
+            rows,
+            columns[3][by_depth],
+            schedule.trains,
+            schedule.asynchronous,
         )
-        return cls(schedule, tuple(levels), rows, columns[3][by_depth], tuple(asks))
+
+    @classmethod
+    def in_turn(cls, ahead: Sequence[int], micro_batches: int, make: Callable[[], Schedule]) -> Graph:
+        """The graph of an order with one stage on a rank that runs F and B in turn; see core.schedule.Kind.
+
+        A level at a time, all ranks together: much faster than action by action where there are many ranks.
+        """
+        stages, stage, most = len(ahead), np.arange(len(ahead)), np.array(ahead)
+        forwards, backwards, latest = np.zeros((3, stages), np.intp)
+        made = np.zeros((2, stages + 2, micro_batches), np.intp)  # the row of F and of B; none before or after all
+        rows, levels, count = np.zeros((stages, 2 * micro_batches), np.intp), list[_Level](), 1
+        while count <= 2 * stages * micro_batches:
+            is_f = (forwards < micro_batches) & (forwards - backwards < most)
+            arrived = np.where(
+                is_f,
+                forwards < np.concatenate([[micro_batches], forwards[:-1]]),
+                backwards < np.concatenate([backwards[1:], [micro_batches]]),
+            )
+            now = stage[arrived]
+            first, batch = is_f[now], np.where(is_f, forwards, backwards)[now]
+            own = np.arange(count, count + len(now))
+            source = np.where(first, made[0, now, batch], made[1, now + 2, batch])
+            op = np.where(first, 0, 1)
+            levels.append(
+                _Level(slice(count, count + len(now)), latest[now], source, now + stages * op, len(OPS) * now + op)
+            )
+            made[op, now + 1, batch] = own
+            rows[now, (forwards + backwards)[now]] = own
+            latest[now] = own
+            forwards[now] += first
+            backwards[now] += ~first
+            count += len(now)
+        costs = np.concatenate([[0], *(level.cost for level in levels)])
+        return cls(make, tuple(range(stages)), tuple(levels), tuple(rows), costs)
 
     def ends(self, costs: Costs) -> Floats:
         """When each action ends, shape (1 + actions, n)."""
@@ -137,7 +200,7 @@ class Graph:
 
     def _settle(self, costs: Costs, ends: Floats) -> None:
         """Walk; where receives can be late, find who waits for a busy sender, and walk again."""
-        if self.schedule.asynchronous:
+        if self.asynchronous:
             costs = costs._replace(actions_s=np.vstack([costs.actions_s, costs.optimizer_s]))
         self._walk(costs, ends)
         if costs.late_s.any():
@@ -186,10 +249,10 @@ class Graph:
     def steps(self, costs: Costs) -> Floats:
         """The seconds of a step, or the period, for each of the n candidates, optimizer included."""
         columns = costs.actions_s.shape[1]
-        width = min(columns, _CHUNK)
+        width = min(columns, _CHUNK, max(1, _MOST // len(self.costs)))
         result = np.empty(columns)
         ends = np.zeros((len(self.costs), width))
-        for start in range(0, columns, _CHUNK):
+        for start in range(0, columns, width):
             part = slice(min(start, columns - width), min(start, columns - width) + width)
             chunk = costs.columns(part)
             self._settle(chunk, ends)
@@ -197,7 +260,7 @@ class Graph:
         return result
 
     def _steps(self, ends: Floats, optimizer_s: Floats) -> Floats:
-        if not self.schedule.asynchronous:
+        if not self.asynchronous:
             return np.asarray(self._finish(ends, optimizer_s).max(axis=0))
         first, last, updates = self.window
         return np.asarray((ends[last] - ends[first]).max(axis=0) / updates)
@@ -220,7 +283,7 @@ class Graph:
     def _finish(self, ends: Floats, optimizer_s: Floats) -> Floats:
         """When each rank has done its optimizer step, shape (ranks, n)."""
         finish: Floats = ends[[rows[-1] for rows in self.rows]]
-        for stage, rank in enumerate(self.schedule.placement if self.schedule.trains else ()):
+        for stage, rank in enumerate(self.placement if self.trains else ()):
             finish[rank] += optimizer_s[stage]
         return finish
 
@@ -244,7 +307,7 @@ def costs_of(stages: Sequence[StageCost], hops: Sequence[Link | None], overhead_
     gradients = [
         hop.transfer_s(stage.receive_grad_bytes) if hop else 0.0 for hop, stage in zip(hops, stages, strict=False)
     ]
-    optimizer = [stage.optimizer_s for stage in stages]
+    optimizer = [stage.reduce_s + stage.optimizer_s for stage in stages]
     transfers = _column([0.0, *activations, *gradients, 0.0])
     return Costs(_column(actions), transfers, _column(optimizer), late_of(hops), wires_of(hops))
 
@@ -266,23 +329,25 @@ def simulate(
     *,
     overhead_s: float = 0.0,
     memory: str = "profile",
+    graph: Graph | None = None,
 ) -> Timeline:
-    """The Timeline of one step, or of some periods of an asynchronous table's steady part.
+    """The Timeline of one step, or of some periods of an asynchronous table's steady part; replicas are all alike.
 
     ``stages[s]`` is what stage s costs, ``hops[s]`` the link from stage s to s + 1, None inside a rank. Every action
-    of the table takes ``overhead_s`` beyond its stage's seconds. At the end each rank runs the optimizer of its
-    stages, ``Action(stage, Op.O, 0)``. A rank holds its stages' lasting bytes, all versions of their weights, and what
-    is received and sent throughout; for each micro-batch from the end of F what F keeps, from the end of I what I
-    leaves, and nothing from the end of B or W; a stage's gradients from its first W or the end of its first B; and its
-    stage's workspace while an action runs. In a first B gradients take the place of activations (see StageCost).
+    of the table takes ``overhead_s`` beyond its stage's seconds. At the end each rank waits ``reduce_s`` for the
+    gradients of its stages, and runs the optimizer of each, ``Action(stage, Op.O, 0)``. A rank holds its stages'
+    lasting bytes, all versions of their weights, and what is received and sent throughout; for each micro-batch from
+    the end of F what F keeps, from the end of I what I leaves, and nothing from the end of B or W; a stage's gradients
+    from its first W or the end of its first B; and its stage's workspace while an action runs. In a first B gradients
+    take the place of activations (see StageCost).
     ``memory`` names a model of what I leaves, see StageCost.under. A table without backwards is for evaluation: nothing
-    is kept, no optimizer runs.
+    is kept, no optimizer runs. ``graph`` is the schedule's, where that is there already.
     Raises ScheduleError where actions wait for each other.
     """
-    graph = Graph.of(schedule)
+    graph = graph or Graph.of(schedule)
     costs = costs_of(stages, hops, overhead_s)
     ends = graph.ends(costs)
-    rows = [_spans(graph, rank, costs, ends) for rank in range(schedule.ranks)]
+    rows = [_spans(schedule, graph, rank, stages, costs, ends) for rank in range(schedule.ranks)]
     held = [stage.under(memory) for stage in stages]
     spans = sorted((span for row in rows for span in row), key=lambda span: (span.start_s, span.rank, span.end_s))
     curves = tuple(_memory(schedule, rank, held, row) for rank, row in enumerate(rows))
@@ -300,18 +365,21 @@ def simulate_plan(plan: Plan) -> Timeline:
     return simulate(plan.schedule.parsed(), costs, plan.hops, overhead_s=plan.overhead_s)
 
 
-def _spans(graph: Graph, rank: int, costs: Costs, ends: Floats) -> list[Span]:
+def _spans(
+    schedule: Schedule, graph: Graph, rank: int, stages: Sequence[StageCost], costs: Costs, ends: Floats
+) -> list[Span]:
     spans = []
     now = 0.0
     seconds_of = [*costs.actions_s[:, 0], *costs.optimizer_s[:, 0]]
-    for action, row in zip(graph.schedule.order[rank], graph.rows[rank], strict=True):
-        seconds = float(seconds_of[_cost_row(action, graph.schedule.stages)])
+    for action, row in zip(schedule.order[rank], graph.rows[rank], strict=True):
+        seconds = float(seconds_of[_cost_row(action, schedule.stages)])
         start, now = now, float(ends[row, 0])
         spans.append(Span(rank, action, max(start, now - seconds), now))
-    for stage, where in enumerate(graph.schedule.placement):
-        if where == rank and graph.schedule.trains and not graph.schedule.asynchronous:
-            start, now = now, now + float(costs.optimizer_s[stage, 0])
-            spans.append(Span(rank, Action(stage, Op.O, 0), start, now))
+    own = _stages_of(schedule, rank) if schedule.trains and not schedule.asynchronous else ()
+    now += sum(stages[stage].reduce_s for stage in own)
+    for stage in own:
+        start, now = now, now + stages[stage].optimizer_s
+        spans.append(Span(rank, Action(stage, Op.O, 0), start, now))
     return spans
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from autopipe.solvers.bands import banded
 from autopipe.solvers.brute import smallest, splits
 from autopipe.solvers.chain_dp import (
     Split,
@@ -18,6 +19,7 @@ from autopipe.solvers.chain_dp import (
     smallest_maximum,
     smallest_step,
     smallest_sum,
+    suffix_sums,
     table,
 )
 
@@ -178,3 +180,19 @@ def test_smallest_end_by_hand() -> None:
     layers = np.where(count > 0, count, np.inf)
     found = smallest_end(np.stack([2 * layers] * 2), np.stack([12 * layers] * 2))
     assert found == Split((0, 3, 6), 42.0)
+
+
+@given(tables(), st.integers(1, 7))
+@settings(max_examples=200)
+def test_a_band_is_a_table_without_its_long_ranges(costs: Floats, reach: int) -> None:
+    stages, width, _ = costs.shape
+    reach = min(reach, width - 1)
+    long = np.triu(np.ones((width, width)), reach + 1) > 0
+    cut, narrow = np.where(long, np.inf, costs), banded(costs, reach)
+    assert smallest_sum(narrow) == smallest_sum(cut)
+    assert smallest_maximum(narrow) == smallest_maximum(cut)
+    assert smallest_step(narrow, np.zeros_like(narrow), 3) == smallest_step(cut, np.zeros_like(cut), 3)
+    assert np.array_equal(prefix_sums(narrow), prefix_sums(cut))
+    assert np.array_equal(suffix_sums(narrow), suffix_sums(cut))
+    reversed_ = cut[::-1, ::-1, ::-1].transpose(0, 2, 1)
+    assert np.array_equal(suffix_sums(cut), prefix_sums(reversed_)[::-1, ::-1])

@@ -12,18 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopipe.schedules  # noqa: F401  registers them
-from autopipe.core.cluster import Link
+from autopipe.core.cluster import Cluster, Device, Link, Pair, Tier
 from autopipe.core.profile import Profile, Tie
 from autopipe.core.schedule import Shape, kind, kinds
 from autopipe.core.stage import StageCost, stage_cost
 from autopipe.core.timeline import Timeline
-from autopipe.planning.bounds import quick_bound_s, stage_rows
+from autopipe.planning.bounds import quick_bound_s
 from autopipe.planning.cases import Case
 from autopipe.planning.outcome import outcome
+from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.space import numbers
 from autopipe.planning.tables import Setting
-from autopipe.simulate import peak_loads, simulate
+from autopipe.simulate import Graph, peak_loads, simulate
 from autopipe.solvers.brute import splits
 from tests.synthetic import chain, cluster, random_schedule
 
@@ -66,7 +67,7 @@ def random_case(rng: random.Random, *, limit: int = 2**40, recompute: str = "non
     ]
     tables.append(random_schedule(rng, ranks=depth, stages=depth, micro_batches=batches, in_order=True))
     table = rng.choice(tables)
-    return Case(setting, ranges, table, 1, recompute)
+    return Case.of(setting, ranges, table, 1, recompute)
 
 
 @given(seeds, st.booleans())
@@ -134,8 +135,7 @@ def test_nothing_beats_the_bounds(seed: int, part: float) -> None:
     case = random_case(random.Random(seed), limit=limit, recompute="auto")
     bound = case.lower_bound_s
     number = case.stages // case.depth
-    batches = case.schedule.micro_batches
-    quick = quick_bound_s(case.setting, case.ranges, case.depth, batches, stages_per_rank=number)
+    quick = quick_bound_s(case.ranges, case.seats, case.schedule.micro_batches, stages_per_rank=number)
     layers = range(len(case.setting.profile.layers))
     for positions in every:
         for again in itertools.product((False, True), repeat=len(layers)):
@@ -148,12 +148,12 @@ def _simulated(case: Case, positions: tuple[int, ...], again: tuple[int, ...]) -
     profile, ends = case.setting.profile, case.ranges.ends
     costs: list[StageCost] = []
     for stage, (a, b) in enumerate(itertools.pairwise(positions)):
-        speed = case.setting.speeds(case.schedule.placement)[stage]
+        speed = case.seats.speeds[case.schedule.placement[stage]]
         cost = stage_cost(profile, ends[a], ends[b], 1, speed=speed, optimizer="adamw", recompute=again)
         split = [tie for tie in profile.ties if 0 < sum(ends[a] <= n < ends[b] for n in tie.layers) < len(tie.layers)]
-        sums_s = sum(case.setting.sum_s(tie, case.depth) for tie in split)
+        sums_s = sum(case.seats.tie_s(tie) for tie in split)
         costs.append(replace(cost, optimizer_s=cost.optimizer_s + sums_s))
-    return simulate(case.schedule, costs, case.setting.hops(case.schedule.placement), overhead_s=profile.overhead_s)
+    return simulate(case.schedule, costs, case.hops, overhead_s=profile.overhead_s)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
@@ -161,7 +161,7 @@ def _simulated(case: Case, positions: tuple[int, ...], again: tuple[int, ...]) -
 def test_the_bound_is_met_by_equal_stages(name: str, ranks: int) -> None:
     profile = chain([1.0] * ranks)
     setting = Setting(profile, cluster(ranks), "adamw", (2**40,) * ranks, {})
-    case = Case(setting, Ranges.of(profile, 1, optimizer="adamw"), kind(name).schedule(ranks, 2 * ranks), 1, "none")
+    case = Case.of(setting, Ranges.of(profile, 1, optimizer="adamw"), kind(name).schedule(ranks, 2 * ranks), 1, "none")
     assert case.best is not None
     assert case.lower_bound_s == pytest.approx(case.best.step_s)
 
@@ -170,17 +170,17 @@ def test_slow_links_raise_the_bound_by_round_trips() -> None:
     """With 1F1B's few micro-batches in flight a slow link is waited for again and again; no bound on work sees it."""
     profile = chain([1.0] * 4)
     setting = Setting(profile, cluster(4, link=Link(10.0, 1e18)), "adamw", (2**40,) * 4, {})
-    case = Case(setting, Ranges.of(profile, 1, optimizer="adamw"), kind("1F1B").schedule(4, 16), 1, "none")
+    case = Case.of(setting, Ranges.of(profile, 1, optimizer="adamw"), kind("1F1B").schedule(4, 16), 1, "none")
     assert case.best is not None
     assert case.lower_bound_s > 0.9 * case.best.step_s
 
 
 def test_rows_of_1f1b() -> None:
-    rows = stage_rows(kind("1F1B").schedule(4, 8))
+    rows = Outline.of(kind("1F1B").schedule(4, 8)).rows
     assert [row.rounds for row in rows] == [2, 3, 4, 8]
     assert {row.counts for row in rows} == {(8, 8, 0, 0)}
     assert {(row.splits, row.trailing) for row in rows} == {(False, 0)}
-    assert [row.rounds for row in stage_rows(kind("GPipe").schedule(3, 8))] == [1, 1, 1]
+    assert [row.rounds for row in Outline.of(kind("GPipe").schedule(3, 8)).rows] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_the_cheapest_layers_recompute_first(limit: int, expected: tuple[int, ..
     """
     profile = chain([3.0, 1.0, 0.5], held_bytes=1000, output_elements=0)
     setting = Setting(profile, cluster(1), "sgd", (limit,), {})
-    case = Case(setting, Ranges.of(profile, 1, optimizer="sgd"), kind("GPipe").schedule(1, 2), 1, "auto")
+    case = Case.of(setting, Ranges.of(profile, 1, optimizer="sgd"), kind("GPipe").schedule(1, 2), 1, "auto")
     full = outcome(case, (0, 3))
     assert case.fits() == (expected is not None) == (full.over_limit() is None)
     if expected is not None:
@@ -206,7 +206,7 @@ def test_layers_that_a_later_one_made_needless_are_dropped() -> None:
     """In the order of seconds for each byte the small layer comes first, but the large one alone frees enough."""
     profile = chain([0.1, 2.0, 1.0], held_bytes=[100, 1000, 10], output_elements=0)
     setting = Setting(profile, cluster(1), "sgd", (2300,), {})
-    case = Case(setting, Ranges.of(profile, 1, optimizer="sgd"), kind("GPipe").schedule(1, 3), 1, "auto")
+    case = Case.of(setting, Ranges.of(profile, 1, optimizer="sgd"), kind("GPipe").schedule(1, 3), 1, "auto")
     assert case.recomputed((0, 3)) == ((0, 1),)
     assert outcome(case, (0, 3)).recompute == ((1,),)
 
@@ -219,7 +219,7 @@ def test_moving_cuts_mostly_finds_the_best_split() -> None:
         profile = random_profile(rng, 10)
         depth = min(4, len(profile.legal_cuts()) + 1)
         setting = Setting(profile, cluster(depth), "adamw", (2**40,) * depth, {})
-        case = Case(setting, Ranges.of(profile, 1, optimizer="adamw"), kind("1F1B").schedule(depth, 8), 1, "none")
+        case = Case.of(setting, Ranges.of(profile, 1, optimizer="adamw"), kind("1F1B").schedule(depth, 8), 1, "none")
         best, refined = case.best, case.refined()
         assert best is not None
         assert refined is not None
@@ -231,3 +231,92 @@ def test_moving_cuts_mostly_finds_the_best_split() -> None:
 def test_peak_loads_of_many_micro_batches_are_few() -> None:
     assert len(peak_loads(kind("GPipe").schedule(1, 500), 0)) == 2  # before the gradients are there, and after
     assert len(peak_loads(kind("1F1B").schedule(8, 500), 0)) == 1
+
+
+# the parts that make it fast ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["1F1B", "GPipe"])
+@pytest.mark.parametrize(("ranks", "batches"), [(1, 1), (1, 4), (3, 1), (4, 2), (3, 7), (2, 9)])
+def test_what_runs_in_turn_needs_no_order(name: str, ranks: int, batches: int) -> None:
+    schedule, ahead = kind(name).schedule(ranks, batches), kind(name).ahead
+    assert ahead is not None
+    counts = ahead(Shape(ranks, batches, schedule.placement))
+    outline = Outline.in_turn(name, batches, counts)
+    expected = Outline.of(schedule)
+    assert replace(outline, moments=(), ahead=()) == replace(expected, moments=())
+    assert [set(moments) for moments in outline.moments] == [set(moments) for moments in expected.moments]
+    fast, plain = Graph.in_turn(counts, batches, lambda: schedule), Graph.of(schedule)
+    assert all(np.array_equal(a, b) for a, b in zip(fast.rows, plain.rows, strict=True))
+    assert np.array_equal(fast.costs, plain.costs)
+    for ours, theirs in zip(fast.levels, plain.levels, strict=True):
+        assert ours.rows == theirs.rows
+        assert all(np.array_equal(a, b) for a, b in zip(ours[1:], theirs[1:], strict=True))
+
+
+@given(seeds, st.sampled_from(["none", "auto"]), st.integers(300, 4000), st.integers(1, 5))
+@settings(max_examples=60, deadline=None)
+def test_narrow_tables_are_parts_of_wide_ones(seed: int, recompute: str, limit: int, reach: int) -> None:
+    wide = random_case(random.Random(seed), limit=limit, recompute=recompute)
+    reach = min(reach, wide.ranges.pieces)
+    narrow = replace(wide, reach=reach)
+    for name in ("actions", "optimizer", "allowed", "possible", "least"):
+        ours, theirs = getattr(narrow.tables, name), getattr(wide.tables, name)[..., -reach:]
+        where = wide.tables.open[:, :, -reach:]
+        assert np.array_equal(*(np.where(where, table, 0) for table in (ours, theirs)))
+
+
+@given(seeds)
+@settings(max_examples=60, deadline=None)
+def test_a_narrow_case_has_a_bound_too(seed: int) -> None:
+    wide = random_case(random.Random(seed))
+    narrow = replace(wide, reach=1)
+    if wide.best is not None:
+        assert narrow.lower_bound_s <= wide.best.step_s * (1 + 1e-9)
+
+
+# replicas ----------------------------------------------------------------------------------------------------------
+
+
+def test_replicas_are_as_slow_as_the_slowest_of_them() -> None:
+    """Two pipelines of two on nodes of three ranks: ranks 0 1 | 2 3, of which 2 and 3 are on different nodes."""
+    fast, slow = Link(1.0, 100.0), Link(2.0, 10.0)
+    nodes = Cluster(
+        "nodes",
+        (Device("a", 500, 3), Device("b", 300, 3, 0.5)),
+        (Tier("in", 3, fast), Tier("out", 6, slow)),
+    )
+    seats = Setting(chain([1.0]), nodes, "sgd", (500,) * 3 + (300,) * 3, {}).seats(2, 2)
+    assert seats.speeds == (1.0, 0.5)
+    assert seats.limits == (500, 300)
+    assert seats.hops((0, 1)) == (slow,)
+    assert seats.rings == (fast, slow)  # ranks 0 and 2 are on one node, 1 and 3 are not
+    assert seats.reduce_s(1, 80) == 2 * (2.0 + 40 / 10.0)
+    assert Setting(chain([1.0]), nodes, "sgd", (500,) * 6, {}).seats(3, 1).hops((0, 1, 2)) == (fast, fast)
+
+
+@given(seeds)
+@settings(max_examples=60, deadline=None)
+def test_seats_take_the_slowest_link_of_all_replicas(seed: int) -> None:
+    rng = random.Random(seed)
+    sizes = [rng.randint(1, 3)]
+    sizes += [sizes[-1] * rng.randint(1, 4), 10**4]
+    links = [Link(rng.random(), 1 + rng.random()) for _ in range(4)]
+    tiers = tuple(Tier(str(n), size, link) for n, (size, link) in enumerate(zip(sizes, links, strict=False)))
+    depth, replicas = rng.randint(1, 6), rng.randint(1, 5)
+    pairs = (Pair(0, 1, links[3]),) if rng.random() < 0.5 else ()
+    devices = Cluster("any", (Device("d", 1, depth * replicas),), tiers, pairs)
+    seats = Setting(chain([1.0]), devices, "sgd", (1,) * (depth * replicas), {}).seats(depth, replicas)
+
+    def worst(ranks: list[tuple[int, int]]) -> Link:
+        found = [link for a, b in ranks if (link := devices.link(a, b))]
+        return Link(max(link.latency_s for link in found), min(link.bytes_per_s for link in found))
+
+    for rank, hop in enumerate(seats.hops(range(depth))):
+        assert hop == worst([(k * depth + rank, k * depth + rank + 1) for k in range(replicas)])
+    if replicas > 1:
+        for rank, ring in enumerate(seats.rings):
+            ranks = [k * depth + rank for k in range(replicas)]
+            assert ring == worst(list(zip(ranks, ranks[1:] + ranks[:1], strict=True)))
+        least = sum(seats.reduce_s(rank, 100) for rank in range(depth))
+        assert seats.least_reduce_s(100 * depth) <= least * (1 + 1e-9)

@@ -24,7 +24,7 @@ def case(
     profile = chain(UNEVEN, held_bytes=held, output_elements=1)
     setting = Setting(profile, cluster(ranks), "adamw", (limit,) * ranks, {})
     table = kind(name).schedule(ranks, batches, stages_per_rank=stages_per_rank)
-    return Case(setting, Ranges.of(profile, 1, optimizer="adamw"), table, 1, "none")
+    return Case.of(setting, Ranges.of(profile, 1, optimizer="adamw"), table, 1, "none")
 
 
 @pytest.mark.parametrize(

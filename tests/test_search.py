@@ -93,6 +93,68 @@ def test_the_best_of_everything_by_brute_force(seed: int) -> None:
 
 
 @given(seeds)
+@settings(max_examples=40, deadline=None)
+def test_the_best_of_everything_with_replicas_by_brute_force(seed: int) -> None:
+    rng = random.Random(seed)
+    link = Link(rng.choice([0.0, 0.1]), rng.choice([1e3, 30.0]))
+    profile, devices = tiny(rng), cluster(4, link=link)
+    limit = rng.choice([10**9, rng.randint(500, 4000)])
+    best = float("inf")
+    for replicas, depth, size, name in itertools.product((1, 2, 4), (1, 2, 3, 4), (1, 2, 4), ("GPipe", "1F1B")):
+        if replicas * depth > 4 or 4 % (size * replicas):
+            continue
+        for cuts in itertools.combinations(profile.legal_cuts(), depth - 1):
+            line = replicated(profile, devices, name, 4 // size // replicas, size, cuts, replicas)
+            if max(line.peak_bytes) <= limit:
+                best = min(best, line.step_s)
+    asked = {"memory_bytes": limit, "headroom": 0.0, "recompute": "none", "replicas": [1, 2, 4]}
+    try:
+        made = plan(profile, devices, global_batch=4, **asked)  # type: ignore[arg-type]
+    except NoPlanFits:
+        assert best == float("inf")
+        return
+    assert made.predicted.step_s == pytest.approx(best, rel=1e-9)
+    assert made.lower_bound_s <= made.predicted.step_s
+    line = again(made)
+    assert (line.step_s, line.idle, line.peak_bytes) == (
+        pytest.approx(made.predicted.step_s), made.predicted.idle, made.predicted.peak_bytes,
+    )  # fmt: skip
+
+
+def replicated(
+    profile: Profile, devices: Cluster, name: str, batches: int, size: int, cuts: Sequence[int], replicas: int
+) -> Timeline:
+    """As ``simulated``, with what a ring over the one link takes to average the gradients."""
+    ends = [0, *cuts, len(profile.layers)]
+    link, rounds = devices.tiers[0].link, 2 * (replicas - 1)
+    costs = []
+    for a, b in itertools.pairwise(ends):
+        cost = stage_cost(profile, a, b, size)
+        ring_s = rounds * (link.latency_s + cost.gradient_bytes / replicas / link.bytes_per_s)
+        costs.append(replace(cost, reduce_s=ring_s if cost.gradient_bytes else 0.0))
+    hops = [devices.link(rank, rank + 1) for rank in range(len(cuts))]
+    return simulate(kind(name).schedule(len(costs), batches), costs, hops, overhead_s=profile.overhead_s)
+
+
+def test_data_parallelism_where_gradients_are_small() -> None:
+    made = plan(chain([1.0] * 4), cluster(4), global_batch=8, replicas=[1, 2, 4])
+    assert (made.depth, made.replicas, made.micro_batches, len(made.stages)) == (1, 4, 2, 1)
+    assert made.predicted.step_s == pytest.approx(2 * 12)
+    heavy_gradients = chain([1.0] * 4, parameter_bytes=10**6)
+    other = plan(heavy_gradients, cluster(4, link=Link(0.0, 1e5)), global_batch=8, replicas=[1, 2, 4])
+    assert (other.depth, other.replicas) == (4, 1)
+    rows = {row.what: row.reason for row in other.rejected}
+    assert {"2 replicas", "4 replicas", "data parallelism, no pipeline"} <= rows.keys()
+
+
+def test_averaging_gradients_can_be_the_limit() -> None:
+    made = plan(chain([1.0], parameter_bytes=100), cluster(2, link=Link(9.0, 100.0)), global_batch=2, replicas=[2])
+    assert made.stages[0].costs.reduce_s == 2 * (9.0 + 50 / 100.0)
+    assert made.predicted.step_s == 3 + 19
+    assert made.limited_by == "averaging gradients over 2 replicas"
+
+
+@given(seeds)
 @settings(max_examples=60, deadline=None)
 def test_what_every_plan_promises(seed: int) -> None:
     rng = random.Random(seed)
@@ -452,6 +514,10 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
     "depth zero": ({"depths": [0]}, "depth 0 is not possible"),
     "depth above the devices": ({"depths": [3], "devices": 2}, "depth 3 is more than the 2 devices: use --depth 1…2"),
     "devices": ({"devices": 9}, "9 devices wanted, cluster 'made by hand' has 8"),
+    "replicas": ({"replicas": [9]}, "9 replicas cannot run on 8 devices: use --replicas 1…8"),
+    "replicas zero": ({"replicas": [0]}, "0 replicas cannot run on 8 devices"),
+    "replicas that do not divide": ({"replicas": [3]}, "global batch 8 cannot be shared out to 3 replicas"),
+    "no replicas": ({"replicas": []}, "no number of replicas is left to try"),
     "micro-batch not measured": ({"micro_batches": [3]}, "micro-batch 3 was not profiled, only 2, 4"),
     "nothing divides": ({"global_batch": 7}, "7 is not divisible by micro-batch 2 or 4: use --global-batch 6 or 8"),
     "asked does not": ({"global_batch": 6, "micro_batches": [4]}, "by micro-batch 4: use --micro-batch 2"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from autopipe.core.errors import UsageError
 from autopipe.core.units import many
@@ -112,9 +113,9 @@ class Cluster:
         """The link between two ranks; None inside one rank."""
         if first == second:
             return None
-        for pair in self.pairs:
-            if {pair.first, pair.second} == {first, second}:
-                return pair.link
+        pair = self._by_pair.get((min(first, second), max(first, second)))
+        if pair is not None:
+            return pair
         inner = 1
         for tier in self.tiers:
             if first // tier.ranks == second // tier.ranks:
@@ -123,6 +124,12 @@ class Cluster:
         raise UsageError(
             f"cluster {self.name!r} has no link from rank {first} to {second}: there are {len(self)} ranks"
         )
+
+    @cached_property
+    def _by_pair(self) -> dict[tuple[int, int], Link]:
+        """The links of single pairs, lower rank first; of a pair that is listed twice the first."""
+        pairs = reversed(self.pairs)
+        return {(min(p.first, p.second), max(p.first, p.second)): p.link for p in pairs}
 
     def take(self, count: int) -> Cluster:
         """The first ``count`` devices. Raises UsageError when there are fewer."""

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 
 from autopipe.core.errors import UsageError
 
@@ -195,11 +196,30 @@ class Profile:
 
     def crossing(self, cut: int) -> tuple[Edge, ...]:
         """The edges that a cut before layer ``cut`` sends on, relayed ones included."""
-        return tuple(
-            edge
-            for edge in self.edges
-            if edge.producer is not None and edge.producer < cut and any(c >= cut for c in edge.consumers)
-        )
+        return self._crossings[cut]
+
+    def inputs(self, layer: int) -> tuple[Edge, ...]:
+        """The edges that a layer reads from earlier layers."""
+        return self._inputs[layer]
+
+    @cached_property
+    def _inputs(self) -> tuple[tuple[Edge, ...], ...]:
+        reads: list[list[Edge]] = [[] for _ in self.layers]
+        for edge in self.edges:
+            for layer in sorted(set(edge.consumers)):
+                if edge.producer is not None and edge.producer < layer:
+                    reads[layer].append(edge)
+        return tuple(map(tuple, reads))
+
+    @cached_property
+    def _crossings(self) -> tuple[tuple[Edge, ...], ...]:
+        """For each cut from 0 to the number of layers what crosses it."""
+        crossing: list[list[Edge]] = [[] for _ in range(len(self.layers) + 1)]
+        for edge in self.edges:
+            if edge.producer is not None:
+                for cut in range(edge.producer + 1, max(edge.consumers, default=-1) + 1):
+                    crossing[cut].append(edge)
+        return tuple(map(tuple, crossing))
 
     def legal_cuts(self) -> tuple[int, ...]:
         """Where a stage may begin, layer 0 left out."""

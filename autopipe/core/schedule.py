@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from autopipe.core.errors import ScheduleError, UsageError
@@ -214,6 +214,11 @@ Maker = Callable[[Shape, Sequence[StageTimes]], Order]
 """A schedule's function: shape and stage times in, actions out. Must not depend on anything else."""
 
 
+Ahead = Callable[[Shape], Sequence[int]]
+"""How many forwards of each stage come before its first backward; see Kind."""
+
+
+@cache
 def place(how: str, ranks: int, stages_per_rank: int) -> tuple[int, ...]:
     """Which rank holds each stage when they are placed in a ``loop``, a ``v`` or ``two-way``."""
     forth = tuple(range(ranks))
@@ -232,7 +237,8 @@ class Kind:
     rank s, and stage p + s, the same part of the model, on rank p−1−s). ``stages_per_rank`` lists the only numbers it
     takes, () meaning any; of a two-way pipeline one replica is counted. ``refuses`` says why a shape is impossible, or
     nothing. ``looks_at_times``: the order depends on the stages' seconds, on hops or on memory, not on the shape alone.
-    ``weights`` is that of its Schedules.
+    ``weights`` is that of its Schedules. ``ahead`` is there where a rank has one stage and runs its F and B in turn,
+    each in micro-batch order: of each stage, how many F come before the first B.
     """
 
     name: str
@@ -243,6 +249,7 @@ class Kind:
     aliases: tuple[str, ...] = ()
     looks_at_times: bool = False
     weights: str = "flush"
+    ahead: Ahead | None = None
 
     @property
     def asynchronous(self) -> bool:
@@ -310,11 +317,14 @@ def schedule(
     aliases: Iterable[str] = (),
     looks_at_times: bool = False,
     weights: str = "flush",
+    ahead: Ahead | None = None,
 ) -> Callable[[Maker], Maker]:
     """Register a function as the schedule ``name``; see Kind for the arguments."""
 
     def register(make: Maker) -> Maker:
-        kind = Kind(name, make, placement, tuple(stages_per_rank), refuses, tuple(aliases), looks_at_times, weights)
+        kind = Kind(
+            name, make, placement, tuple(stages_per_rank), refuses, tuple(aliases), looks_at_times, weights, ahead
+        )
         _KINDS[name] = kind
         _ALIASES.update({spelling.lower(): name for spelling in (name, *kind.aliases)})
         return make

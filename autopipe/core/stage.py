@@ -21,6 +21,7 @@ class StageCost:
     ``send_grad_bytes`` the gradients that come back for what it sent, and that it returns for what it received.
     ``first_backward_bytes`` is the most that one micro-batch's activations, workspace and the gradients made so far
     come to in a step's first whole backward, which frees activations layer by layer while it makes gradients.
+    ``reduce_s`` is the time to average its parameters' gradients over the replicas, after its rank's last action.
     """
 
     forward_s: float
@@ -40,6 +41,7 @@ class StageCost:
     receive_grad_bytes: int = 0
     send_grad_bytes: int = 0
     first_backward_bytes: int = 0
+    reduce_s: float = 0.0
 
     @property
     def times(self) -> StageTimes:
@@ -87,8 +89,7 @@ def recomputed(profile: Profile, index: int, cost: LayerCost, micro_batch: int) 
     """
     if index == len(profile.layers) - 1:
         return cost
-    made_before = [e for e in profile.edges if e.producer is not None and e.producer < index and index in e.consumers]
-    inputs = sum(edge.bytes(micro_batch) for edge in made_before)
+    inputs = sum(edge.bytes(micro_batch) for edge in profile.inputs(index))
     return replace(
         cost,
         backward_s=cost.backward_s + cost.forward_s,

@@ -2,9 +2,12 @@
 
 ranges      every range of layers at once: seconds and bytes
 recompute   which layers must recompute for a range to fit
+seats       which devices the ranks are, with replicas
+outline     what an order means for its stages
 tables      the same for each stage of a pipeline: devices, links, memory, pins
 cases       the best split for one depth, micro-batch size and schedule
 bounds      what no split can beat
+moves       splits near a split
 space       all cases, best bound first
 outcome     one split in full, simulated
 whynot      what the alternatives would give

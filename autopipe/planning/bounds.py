@@ -4,99 +4,108 @@
 start before the first micro-batch has come through the stages before it (head), must then run its whole row, and after
 its last gradient the stages before it still have their backward to do (tail), then the optimizer. It also waits:
 where its row lets only some micro-batches be in flight, a later one starts when an earlier one is back, and each such
-round trip takes all later stages' forward and backward. Head, trip and tail are each the least over all splits; so
-the largest term of a split is a bound for it, and the split whose largest term is smallest bounds them all.
+round trip takes all later stages' forward and backward; and what its row runs after its first gradient comes after
+the first trip, what it runs before its last forward before the last one. Head, trip and tail are each the least over
+all splits; so the largest term of a split is a bound for it, and the split whose largest term is smallest bounds them
+all.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
-from autopipe.core.schedule import Action, Op, Schedule
+from autopipe.planning.outline import Outline, Row
 from autopipe.planning.ranges import Floats, Ranges
-from autopipe.planning.tables import Setting, Tables
-from autopipe.simulate import OPS
-from autopipe.solvers.chain_dp import prefix_sums
+from autopipe.planning.seats import Seats
+from autopipe.planning.tables import Tables
+from autopipe.solvers.chain_dp import prefix_sums, suffix_sums
 
 
-def quick_bound_s(
-    setting: Setting, ranges: Ranges, depth: int, micro_batches: int, *, stages_per_rank: int = 1
-) -> float:
-    """Seconds that no schedule and no split into the stages of ``depth`` ranks can beat, without any tables.
+def quick_bound_s(ranges: Ranges, seats: Seats, micro_batches: int, *, stages_per_rank: int = 1) -> float:
+    """Seconds that no schedule and no split into the stages of a pipeline can beat, without any tables.
 
     One micro-batch passes all layers. Some stage works as long as the best split's longest. And with w the work of a
     micro-batch on a device of the best speed, of which at least a part q is F and the input gradient, a stage that
-    comes after work P of earlier ones takes q·P + m·w ≤ T in a step of T; so for all the work W of p stages to fit,
-    T ≥ q·W / (1 − (1 − q/m)^p). A slower device takes on less, in proportion to its speed.
+    comes after work P of earlier ones takes q·P + m·w + c ≤ T in a step of T, c for the reduction of its gradients and
+    its optimizer; so with x = 1 − q/m, for all the work W of p stages to fit, and all their C, T ≥
+    q·(W + x^(p−1)·C/m) / (1 − x^p). A slower device takes on less, in proportion to its speed.
 
     With several stages on a rank, not all of its work comes after that of earlier ranks, nor in one range: what is left
-    is the work of all ranks, shared out.
+    is the work of all ranks, shared out. Infinite where what is there throughout exceeds the memory of all ranks.
     """
-    speeds = np.array(setting.speeds(range(depth)))
+    whole, m = ranges.whole, micro_batches
+    if whole.static > seats.room:
+        return float("inf")
+    after = whole.optimizer + seats.least_reduce_s(whole.gradient) / ranges.tick_s * seats.fastest
     if stages_per_rank > 1:
-        average = micro_batches * ranges.work[0, -1] / speeds.sum()
-        return float(max(ranges.way[0, -1] / speeds.max(), average) * ranges.tick_s)
-    longest = micro_batches * ranges.longest_work[depth - 1]
-    taken = 1 - np.prod(1 - ranges.forced_part * speeds / speeds.max() / micro_batches)
-    everything = ranges.forced_part * ranges.work[0, -1] / taken
-    return float(max(ranges.way[0, -1], everything, longest) / speeds.max() * ranges.tick_s)
+        ticks = max(whole.way, (m * whole.work + after) * seats.fastest / seats.total_speed)
+    else:
+        left = seats.product(ranges.forced_part / m)
+        slowest = (1 - ranges.forced_part / m) ** (seats.depth - 1)
+        everything = ranges.forced_part * (whole.work + slowest * after / m) / (1 - left)
+        ticks = max(whole.way, everything, m * ranges.longest_work[seats.depth - 1])
+    return ticks / seats.fastest * ranges.tick_s
 
 
-def least_ends(tables: Tables, schedule: Schedule) -> Floats:
-    """Ticks at which a step can end at the earliest when stage s takes a range, shape (stages, n + 1, n + 1).
+def has_room(ranges: Ranges, seats: Seats, outline: Outline, *, may_recompute: bool) -> bool:
+    """Whether the layers might fit, one stage on a rank; a quick test that is sure only when it says no.
 
-    It holds for any choice of layers to recompute; infinite where none fits.
+    From the first stage on each takes as many layers as its rank has room for, if all of them recomputed.
+    """
+    held = ranges.least_held if may_recompute else ranges.held
+    crossing, position = outline.micro_batches * ranges.least_crossing, 0
+    for stage, (rank, moments) in enumerate(zip(outline.placement, outline.moments, strict=True)):
+        sides = (stage > 0) + (stage < outline.stages - 1)
+        most = max(moment.forwards for moment in moments if moment.gradients)
+        need = ranges.static[position, position:] + most * held[position, position:]
+        room = seats.limits[rank] - sides * crossing
+        taken = int(np.searchsorted(np.maximum.accumulate(need), room, "right")) - 1
+        if taken < 0:
+            return False
+        position += taken
+    return position == ranges.pieces
+
+
+def least_ends(tables: Tables, rows: Sequence[Row]) -> Floats:
+    """Ticks at which a step can end at the earliest when stage s takes a range, a band like the tables.
+
+    ``rows`` are those of the stages. It holds for any choice of layers to recompute; infinite where none fits.
     """
     forward, backward, input_grad, weight_grad = tables.least
-    rows = stage_rows(schedule)
-    splits = np.array([row.splits for row in rows])[:, None, None]
-    back = np.where(splits, np.minimum(backward, input_grad), backward)
-    counts = np.array([row.counts for row in rows]).T[:, :, None, None]
-    trailing = np.array([row.trailing for row in rows])[:, None, None] * weight_grad
+    back = backward
+    if any(row.splits for row in rows):
+        splits = np.array([row.splits for row in rows])[:, None, None]
+        back = np.where(splits, np.minimum(backward, input_grad), backward)
+
+    heads = prefix_sums(_possible(tables, forward + _behind(tables.activations)))
+    tails = prefix_sums(_possible(tables, back + _behind(tables.gradients)))
+    first = np.arange(1, tables.reach + 1)
+    tails += tables.optimizer[0, first, tables.reach - first].min()
+    starts = np.maximum(np.arange(forward.shape[1])[:, None] - tables.reach + np.arange(tables.reach), 0)
+    head, tail = heads[:, starts], tails[:, starts]
+
+    trips = _trips(tables, back)
+    trailing = np.array([row.trailing for row in rows])[:, None, None]
     rounds = np.array([row.rounds for row in rows])[:, None, None]
-
-    heads = prefix_sums(_possible(tables, forward + _behind(tables.activations)))[:, :, None]
-    tails = prefix_sums(_possible(tables, back + _behind(tables.gradients)))[:, :, None]
-    tails += tables.optimizer[0, 0, 1:].min()
-    work = (counts * tables.least).sum(axis=0)
-    ends = np.maximum.reduce([work + tables.optimizer, work - trailing + tails, rounds * _trips(tables, back) + tails])
-    return _possible(tables, heads + ends)
-
-
-class Row(NamedTuple):
-    """What the bound needs to know of one stage's actions.
-
-    ``counts`` is how often F, B, I and W run; ``splits`` whether any I does. ``trailing`` weight gradients come after
-    the last gradient. ``rounds`` of F and its B or I follow one another without overlap.
-    """
-
-    counts: tuple[int, ...]
-    splits: bool
-    trailing: int
-    rounds: int
+    work, later, earlier = (
+        _times(tables, counts)
+        for counts in ([row.counts for row in rows], [row.later for row in rows], [row.earlier for row in rows])
+    )
+    whole = np.maximum(work, later + trips)  # until the row's end
+    to_last = np.maximum(whole - trailing * weight_grad if trailing.any() else whole, earlier + trips)
+    ends = np.maximum(whole + tables.optimizer, np.maximum(to_last, rounds * trips) + tail)
+    return _possible(tables, head + ends)
 
 
-def stage_rows(schedule: Schedule) -> list[Row]:
-    """The rows of the schedule's stages."""
-    actions: list[list[Action]] = [[] for _ in schedule.placement]
-    for row in schedule.order:
-        for action in row:
-            actions[action.stage].append(action)
-    return [_row(stage) for stage in actions]
-
-
-def _row(actions: list[Action]) -> Row:
-    ops = [action.op for action in actions]
-    last = max(place for place, op in enumerate(ops) if op in (Op.B, Op.I))
-    waiting, rounds = None, 0
-    for _, op, micro_batch in actions:
-        if op is Op.F and waiting is None:
-            waiting = micro_batch
-        elif op in (Op.B, Op.I) and micro_batch == waiting:
-            waiting, rounds = None, rounds + 1
-    return Row(tuple(map(ops.count, OPS)), Op.I in ops, ops[last:].count(Op.W), rounds)
+def _times(tables: Tables, counts: Sequence[tuple[int, ...]]) -> Floats:
+    """Ticks that the stages' operations take when they run so often."""
+    ticks = np.zeros_like(tables.optimizer)
+    for op, often in enumerate(np.array(counts, np.float64).T):
+        if often.any():
+            ticks += often[:, None, None] * tables.least[op]
+    return ticks
 
 
 def _possible(tables: Tables, ticks: Floats) -> Floats:
@@ -104,13 +113,12 @@ def _possible(tables: Tables, ticks: Floats) -> Floats:
 
 
 def _behind(transfers: Floats) -> Floats:
-    """The transfer over the cut at a range's end, nothing behind the last stage; shape (stages, 1, n + 1)."""
-    return np.vstack([transfers, np.zeros((1, transfers.shape[1]))])[:, None, :]
+    """The transfer over the cut at a range's end, nothing behind the last stage; shape (stages, n + 1, 1)."""
+    return np.vstack([transfers, np.zeros((1, transfers.shape[1]))])[:, :, None]
 
 
 def _trips(tables: Tables, back: Floats) -> Floats:
     """From a forward's start to its gradient's end: this stage, all later ones at the least, and the links."""
     both = tables.least[0] + back + _behind(tables.activations + tables.gradients)
-    backwards = _possible(tables, both)[::-1, ::-1, ::-1].transpose(0, 2, 1)  # last stage and last layer first
-    later = prefix_sums(backwards)[::-1, ::-1]
-    return np.asarray(both + later[:, None, :])
+    later = suffix_sums(_possible(tables, both))
+    return np.asarray(both + later[:, :, None])

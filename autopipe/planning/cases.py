@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, pairwise
+from itertools import pairwise
 from math import comb
 from typing import NamedTuple
 
@@ -13,12 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopipe.baselines import BASELINES
+from autopipe.core.cluster import Link
 from autopipe.core.schedule import Schedule
-from autopipe.planning.bounds import least_ends, quick_bound_s
+from autopipe.planning.bounds import has_room, least_ends, quick_bound_s
+from autopipe.planning.moves import joint_moves, single_moves
+from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Floats, Ranges
 from autopipe.planning.recompute import chosen_layers
-from autopipe.planning.tables import Setting, Tables, tables
-from autopipe.simulate import OPS, Costs, Graph, late_of, peak_loads
+from autopipe.planning.seats import Seats
+from autopipe.planning.tables import Setting, Tables, fitted, open_ranges, spots, tables
+from autopipe.simulate import Costs, Graph, Load, late_of, peak_loads
 from autopipe.solvers.brute import splits
 from autopipe.solvers.chain_dp import Split, smallest_maximum, smallest_step
 from autopipe.wires import wires_of
@@ -26,8 +30,21 @@ from autopipe.wires import wires_of
 _FEW = 2000
 """Up to so many splits are all simulated."""
 
-_NEAR = 4
-"""Two cuts are moved independently when they are at most so many stages apart."""
+_HORIZON = 2.0
+"""Where there are more, stages are looked at that a step of so many times the quick bound has room for."""
+
+_WALKED = 2_000_000
+"""Actions that one round of moving cuts may simulate; of more moves the most promising ones."""
+
+_LARGE = 4000
+"""Cuts of plans with more actions are moved only until within ``_ENOUGH`` of the bound."""
+
+_ENOUGH = 1e-3
+
+_STARTS = 3
+"""So many splits of the solvers, the best ones, are moved."""
+
+_SAME = 1e-9
 
 
 class Found(NamedTuple):
@@ -40,104 +57,233 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One depth, micro-batch size, schedule, and rule for recomputation (``none``, ``all`` or ``auto``)."""
+    """One depth, number of replicas, micro-batch size, schedule, and rule for recomputation.
+
+    The rule is ``none``, ``all`` or ``auto``. ``make`` gives the schedule when its order is first needed. ``reach`` is
+    how many pieces a stage may have in its tables; 0 means any number.
+    """
 
     setting: Setting
     ranges: Ranges
-    schedule: Schedule
+    outline: Outline
+    make: Callable[[], Schedule]
     micro_batch: int
     recompute: str
+    replicas: int = 1
+    reach: int = 0
+
+    def ordered(self, schedule: Schedule) -> Case:
+        """The same case with another order."""
+        return replace(self, outline=Outline.of(schedule), make=lambda: schedule)
+
+    @classmethod
+    def of(cls, setting: Setting, ranges: Ranges, schedule: Schedule, micro_batch: int, recompute: str) -> Case:
+        """The case of a schedule, with stages of any length and one replica."""
+        return cls(setting, ranges, Outline.of(schedule), lambda: schedule, micro_batch, recompute)
 
     @property
     def depth(self) -> int:
-        """How many ranks it uses."""
-        return self.schedule.ranks
+        """How many ranks one pipeline has."""
+        return self.outline.ranks
+
+    @property
+    def devices(self) -> int:
+        """How many devices it uses."""
+        return self.depth * self.replicas
 
     @property
     def stages(self) -> int:
         """How many stages there are."""
-        return self.schedule.stages
+        return self.outline.stages
+
+    @property
+    def seats(self) -> Seats:
+        """The devices that its ranks are."""
+        return self.setting.seats(self.depth, self.replicas)
 
     @cached_property
-    def tables(self) -> Tables:
-        """What every range costs on every stage."""
-        return tables(self.setting, self.ranges, self.schedule, may_recompute=self.recompute == "auto")
+    def schedule(self) -> Schedule:
+        """The order of its actions."""
+        return self.make()
 
     @cached_property
     def graph(self) -> Graph:
         """The order, ready to be walked."""
+        if self.outline.ahead:
+            return Graph.in_turn(self.outline.ahead, self.outline.micro_batches, lambda: self.schedule)
         return Graph.of(self.schedule)
+
+    @property
+    def hops(self) -> tuple[Link | None, ...]:
+        """The links between neighbouring stages."""
+        return self.seats.hops(self.outline.placement)
+
+    def loads(self, rank: int) -> tuple[Load, ...]:
+        """What a rank holds at the moments that can be its highest."""
+        if self.stages > self.depth:
+            return self._loads[rank]
+        stage = self.outline.placement.index(rank)
+        return tuple(Load(0, (f,), (i,), (gradients,), first) for f, i, gradients, first in self.outline.moments[stage])
+
+    @cached_property
+    def _loads(self) -> list[tuple[Load, ...]]:
+        return [peak_loads(self.schedule, rank) for rank in range(self.depth)]
+
+    @cached_property
+    def tables(self) -> Tables:
+        """What ranges cost on every stage."""
+        return tables(
+            self.setting,
+            self.ranges,
+            self.outline,
+            self.seats,
+            reach=self.reach or self.ranges.pieces,
+            may_recompute=self.recompute == "auto",
+        )
 
     @cached_property
     def least_ends(self) -> Floats:
         """The earliest end of a step by the range of each stage; see bounds."""
-        return least_ends(self.tables, self.schedule)
+        return least_ends(self.tables, self.outline.rows)
+
+    @cached_property
+    def quick_bound_s(self) -> float:
+        """A bound that needs no tables."""
+        number = self.stages // self.depth
+        return quick_bound_s(self.ranges, self.seats, self.outline.micro_batches, stages_per_rank=number)
 
     @property
+    def horizon_s(self) -> float:
+        """A step that is shorter than this has no stage beyond the reach."""
+        return _HORIZON * self.quick_bound_s if self.reach else float("inf")
+
+    @cached_property
     def lower_bound_s(self) -> float:
         """Seconds that no split, and no choice of layers to recompute, can beat; infinite where none fits."""
+        if not self._has_room:
+            return float("inf")
         found = smallest_maximum(self.least_ends)
-        batches = self.schedule.micro_batches
-        quick_s = quick_bound_s(
-            self.setting, self.ranges, self.depth, batches, stages_per_rank=self.stages // self.depth
-        )
-        return max(found.value * self.ranges.tick_s, quick_s) if found else float("inf")
+        least_s = found.value * self.ranges.tick_s if found else float("inf")
+        return max(self.quick_bound_s, min(least_s, self.horizon_s))
+
+    @property
+    def _has_room(self) -> bool:
+        if self.stages > self.depth:
+            return True
+        return has_room(self.ranges, self.seats, self.outline, may_recompute=self.recompute == "auto")
+
+    def narrowed(self) -> Case:
+        """The case with tables of no more ranges than a good split can need, where the splits are many."""
+        longest = self.ranges.pieces - self.stages + 1
+        if comb(self.ranges.pieces - 1, self.stages - 1) <= _FEW:
+            return self
+        room = _HORIZON * self.quick_bound_s * max(self.seats.speeds) / self.outline.micro_batches / self.ranges.tick_s
+        starts, stops = np.nonzero((self.ranges.work <= room) & self.ranges.real)
+        reach = int((stops - starts).max(initial=1))
+        return replace(self, reach=reach) if reach < longest else self
+
+    @property
+    def actions(self) -> int:
+        """How many actions its order has where no backward is split."""
+        return 2 * self.stages * self.outline.micro_batches
+
+    @property
+    def large(self) -> bool:
+        """Whether it has so many actions that it is looked at less closely."""
+        return self.actions > _LARGE
+
+    @cached_property
+    def near(self) -> Found | None:
+        """The best of the solvers' splits and the baselines, None when none of them fits."""
+        return min(self._starts, key=_key, default=None)
+
+    @cached_property
+    def _starts(self) -> list[Found]:
+        return sorted(self.measured(dict.fromkeys([*self._solved(), *self._baselines()])), key=_key)
 
     @cached_property
     def best(self) -> Found | None:
         """The best split that fits, None when none does: of all splits where they are few, else by moving cuts."""
-        if comb(self.ranges.pieces - 1, self.stages - 1) > _FEW:
-            return self.refined()
-        return min(self.measured(splits(self.ranges.pieces, self.stages)), key=_key, default=None)
+        if comb(self.ranges.pieces - 1, self.stages - 1) <= _FEW:
+            return min(self.measured(splits(self.ranges.pieces, self.stages)), key=_key, default=None)
+        found = self.refined()
+        if self.reach and (found is None or found.step_s > self.horizon_s):
+            return replace(self, reach=0).refined()
+        return found
 
     def refined(self) -> Found | None:
         """The best that moving cuts reaches from the solvers' splits, or a baseline where that is better."""
-        moved = map(self._moved, self.measured(dict.fromkeys(self._solved())))
-        return min([*moved, *self.measured(self._baselines())], key=_key, default=None)
+        starts = self._starts[: 1 if self.large else _STARTS]
+        return min(map(self._moved, starts), key=_key, default=None)
 
     def _moved(self, found: Found) -> Found:
         """A split's cuts moved while the step gets shorter: one by one, and where that does not help, together."""
         better: Found | None = found
         while better is not None:
             found = better
-            moves = (self.measured(move(found.positions)) for move in (_single_moves, _joint_moves))
+            if found.step_s <= self.lower_bound_s * (1 + (_ENOUGH if self.large else _SAME)):
+                return found
+            moves = (self._measured(self._promising(move(found.positions))) for move in (single_moves, joint_moves))
             steps = (min(measured, key=_key, default=found) for measured in moves)
             better = next((step for step in steps if step.step_s < found.step_s), None)
         return found
 
     def measured(self, positions: Iterable[tuple[int, ...]]) -> list[Found]:
-        """The splits that are allowed, simulated all at once."""
-        table = np.array([*positions], dtype=np.intp).reshape(-1, self.stages + 1)
-        stage = np.arange(self.stages)
-        table = table[self.tables.allowed[stage, table[:, :-1], table[:, 1:]].all(axis=1)]
+        """The splits that are allowed and fit, simulated all at once."""
+        return self._measured(np.array([*positions], dtype=np.intp).reshape(-1, self.stages + 1))
+
+    def _measured(self, table: NDArray[np.intp]) -> list[Found]:
+        table = self._allowed(table)
         peaks = self._peaks(table)
-        fit = (peaks <= np.array(self.setting.limits[: self.depth])).all(axis=1)
-        table, peaks = table[fit], peaks[fit].max(axis=1)
+        fit = (peaks <= np.array(self.seats.limits)).all(axis=1)
+        table, peaks = table[fit], peaks[fit].max(axis=1, initial=0)
         if not len(table):
             return []
         steps = self.graph.steps(self.costs(table)) * self.ranges.tick_s
-        return [Found(tuple(map(int, row)), float(s), float(b)) for row, s, b in zip(table, steps, peaks, strict=True)]
+        return [
+            Found(tuple(row), s, b) for row, s, b in zip(table.tolist(), steps.tolist(), peaks.tolist(), strict=True)
+        ]
+
+    def _allowed(self, table: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The splits whose stages are within the tables' reach and allowed."""
+        table = table[(np.diff(table) <= self.tables.reach).all(axis=1)]
+        return table[self.tables.allowed[self._entries(table)].all(axis=1)]
+
+    def _entries(self, table: NDArray[np.intp]) -> tuple[NDArray[np.intp], ...]:
+        """Where the stages of splits are in range tables, arrays of shape (splits, stages) or (stages,)."""
+        begin, end = table[:, :-1], table[:, 1:]
+        return np.arange(self.stages), end, begin - end + self.tables.reach
+
+    def _promising(self, table: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The splits that are worth simulating: all where they are few, else those with the least Σ + (m − 1) · max."""
+        table = self._allowed(table)
+        most = max(_WALKED // self.actions, 8)
+        if len(table) <= most:
+            return table
+        work = self._work[self._entries(table)]
+        hops = self._hops[np.arange(self.stages - 1), table[:, 1:-1]].sum(axis=1)
+        rough = work.sum(axis=1) + hops + (self.outline.micro_batches - 1) * work.max(axis=1)
+        return table[np.sort(np.argsort(rough, kind="stable")[:most])]
 
     def _peaks(self, positions: NDArray[np.intp]) -> Floats:
         """The peak of each rank, shape (splits, ranks); where layers recompute at most that."""
-        begin, end = positions[:, :-1], positions[:, 1:]
-        stage = np.arange(self.stages)
-        alone = self.tables.peak_bytes[stage, begin, end]
+        alone = self.tables.peak_bytes[self._entries(positions)]
         if self.stages == self.depth:
             return alone
         peaks = np.zeros((len(positions), self.depth))
         if self.recompute == "auto":
-            for s, rank in enumerate(self.schedule.placement):
+            for s, rank in enumerate(self.outline.placement):
                 peaks[:, rank] += alone[:, s]
             return peaks
+        begin, end = positions[:, :-1], positions[:, 1:]
         for rank in range(self.depth):
-            own = [s for s, where in enumerate(self.schedule.placement) if where == rank]
+            own = [s for s, where in enumerate(self.outline.placement) if where == rank]
             peaks[:, rank] = self._joint_peak(rank, begin[:, own], end[:, own])
         return peaks
 
     def _joint_peak(self, rank: int, begin: NDArray[np.intp], end: NDArray[np.intp]) -> Floats:
         """The peak of a rank whose stages take these ranges, shape (splits,)."""
-        always = self.ranges.always(self.schedule.micro_batches)[begin, end].sum(axis=1)
+        always = self.ranges.always(self.outline.micro_batches)[begin, end].sum(axis=1)
         held, left = self.ranges.held[begin, end], self.ranges.held_after_input_grad[begin, end]
         gradient, workspace = self.ranges.gradient[begin, end], self.ranges.workspace[begin, end]
         first = np.minimum(self.ranges.first_backward[begin, end] - held, gradient + workspace)
@@ -147,88 +293,95 @@ class Case:
             + left @ np.array(load.input_grads)
             + gradient @ np.array(load.gradients)
             + (running if load.first else workspace)[:, load.running]
-            for load in peak_loads(self.schedule, rank)
+            for load in self.loads(rank)
         ]
         return np.asarray(always + np.max(moments, axis=0))
 
     def costs(self, positions: NDArray[np.intp]) -> Costs:
         """The ticks of many splits, positions of shape (splits, stages + 1), as the simulator takes them."""
-        stage, begin, end = np.arange(self.stages), positions[:, :-1], positions[:, 1:]
-        actions = self.tables.actions[:, stage, begin, end].transpose(2, 0, 1)
+        entries, cuts = self._entries(positions), positions[:, 1:-1]
+        actions = np.stack([ticks[entries].T for ticks in self.tables.actions], axis=1)
         transfers = np.zeros((2, self.stages, len(positions)))
-        transfers[0, 1:] = self.tables.activations[stage[:-1], end[:, :-1]].T
-        transfers[1, :-1] = self.tables.gradients[stage[:-1], end[:, :-1]].T
-        optimizer = self.tables.optimizer[stage, begin, end].T
+        stage = np.arange(self.stages - 1)
+        transfers[0, 1:] = self.tables.activations[stage, cuts].T
+        transfers[1, :-1] = self.tables.gradients[stage, cuts].T
+        optimizer = self.tables.optimizer[entries].T
         actions, transfers, optimizer = (
             np.ascontiguousarray(c.reshape(-1, len(positions))) for c in (actions, transfers, optimizer)
         )
-        late = late_of(self.setting.hops(self.schedule.placement))
-        wires = wires_of(self.setting.hops(self.schedule.placement))
+        late, wires = late_of(self.hops), wires_of(self.hops)
         ticks = wires.in_ticks(self.ranges.tick_s) if wires else None
         return Costs(actions, transfers, optimizer, np.rint(late / self.ranges.tick_s), ticks)
 
     def least_memory(self) -> Split | None:
         """The split that exceeds its limits least, by its ``value`` in bytes; None when the pins leave none."""
-        limits = np.array([self.setting.limits[rank] for rank in self.schedule.placement])[:, None, None]
-        return smallest_maximum(np.where(self.tables.open, self.tables.peak_bytes - limits, np.inf))
+        starts, stops, _ = spots(self.ranges.pieces, self.ranges.pieces)
+        where, again = (starts[None], stops[None]), self.recompute == "auto"
+        fit = fitted(self.ranges, self.outline, self.seats, *where, may_recompute=again, smallest=True)
+        limits = np.array([self.seats.limits[rank] for rank in self.outline.placement])[:, None, None]
+        allowed = open_ranges(self.setting, self.ranges, self.outline, self.ranges.pieces)
+        return smallest_maximum(np.where(allowed, fit.peak_bytes - limits, np.inf))
+
+    def little_memory(self) -> tuple[int, ...] | None:
+        """A split with little that is there throughout on any rank; None when the pins leave none."""
+        pieces = self.ranges.pieces
+        starts, stops, _ = spots(pieces, pieces)
+        allowed = open_ranges(self.setting, self.ranges, self.outline, pieces)
+        split = smallest_maximum(np.where(allowed, self.ranges.static[starts, stops], np.inf))
+        return split.positions if split else None
 
     def fits(self) -> bool:
         """Whether any split fits; with several stages on a rank, whether any is found."""
         if self.stages > self.depth:
             return self.best is not None
-        split = self.least_memory()
-        return split is not None and split.value <= 0
+        return any(
+            smallest_maximum(np.where(case.tables.allowed, 1.0, np.inf)) is not None
+            for case in ((self, replace(self, reach=0)) if self.reach else (self,))
+        )
 
     def recomputed(self, positions: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """For each stage of a split the layers that recompute."""
-        result = []
-        last = self.ranges.ends[-1] - 1  # it makes the output and the loss, which run once
-        for stage, (a, b) in enumerate(pairwise(positions)):
-            start, stop = self.ranges.ends[a], self.ranges.ends[b]
-            some = chosen_layers(self.ranges, int(self.tables.taken[stage, a, b]), start, stop)
-            result.append(tuple(range(start, min(stop, last))) if self.recompute == "all" else some)
-        return tuple(result)
+        ends, last = (
+            self.ranges.ends,
+            self.ranges.ends[-1] - 1,
+        )  # the last makes the output and the loss, which run once
+        bounds = [(ends[a], ends[b]) for a, b in pairwise(positions)]
+        if self.recompute != "auto":
+            return tuple(tuple(range(a, min(b, last))) if self.recompute == "all" else () for a, b in bounds)
+        where = np.array(positions)[:, None]
+        fit = fitted(self.ranges, self.outline, self.seats, where[:-1], where[1:], may_recompute=True, smallest=True)
+        taken = fit.taken[:, 0].tolist()
+        return tuple(chosen_layers(self.ranges, count, *bound) for count, bound in zip(taken, bounds, strict=True))
 
     def _solved(self) -> list[tuple[int, ...]]:
         """The splits with the least longest stage, the least bound, and the least Σ + (m − 1) · max."""
-        work = np.where(self.tables.allowed, self._work(), np.inf)
+        work = np.where(self.tables.allowed, self._work, np.inf)
         ends = np.where(self.tables.allowed, self.least_ends, np.inf)
         hops = np.zeros_like(work)
-        hops[:-1] = (self.tables.activations + self.tables.gradients)[:, None, :]
-        step = smallest_step(work, hops, self.schedule.micro_batches - 1)
+        hops[:-1] = self._hops[:, :, None]
+        step = smallest_step(work, hops, self.outline.micro_batches - 1)
         return [split.positions for split in (smallest_maximum(work), smallest_maximum(ends), step) if split]
 
     def _baselines(self) -> list[tuple[int, ...]]:
         rules = [rule(self.setting.profile, self.stages) for rule in BASELINES.values()]
         return [self.ranges.places(cuts) for cuts in rules if cuts is not None]
 
+    @cached_property
     def _work(self) -> Floats:
-        """Ticks that a stage spends on one micro-batch, on average over its row."""
-        counts = np.zeros((len(OPS), self.stages, 1, 1))
-        for row in self.schedule.order:
-            for action in row:
-                counts[OPS.index(action.op), action.stage] += 1
-        return np.asarray((counts * self.tables.actions).sum(axis=0) / self.schedule.micro_batches)
+        """Ticks that a stage spends on one micro-batch, on average over its row, a band like the tables."""
+        work = np.zeros(self.tables.open.shape)
+        for op, ticks in enumerate(self.tables.actions):
+            counts = np.array([row.counts[op] for row in self.outline.rows], np.float64)
+            if counts.any():
+                work += counts[:, None, None] * ticks
+        return work / self.outline.micro_batches
+
+    @property
+    def _hops(self) -> Floats:
+        """Ticks that a micro-batch and its gradient spend on each hop, by the cut; shape (stages − 1, n + 1)."""
+        return self.tables.activations + self.tables.gradients
 
 
 def _key(found: Found) -> tuple[float, float, tuple[int, ...]]:
     """The shorter step; then less memory; then the last cut earlier, as in chain_dp."""
     return found.step_s, found.bytes, found.positions[::-1]
-
-
-def _single_moves(positions: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Every cut moved by one or two pieces."""
-    return _shifted(positions, [{cut: by} for cut in range(1, len(positions) - 1) for by in (-2, -1, 1, 2)])
-
-
-def _joint_moves(positions: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Every run of neighbouring cuts moved by one piece, and every two near ones by one piece each."""
-    pairs = list(combinations(range(1, len(positions) - 1), 2))
-    shifts = [dict.fromkeys(range(a, b + 1), by) for a, b in pairs for by in (-1, 1)]
-    shifts += [{a: x, b: y} for a, b in pairs if b - a <= _NEAR for x in (-1, 1) for y in (-1, 1)]
-    return _shifted(positions, shifts)
-
-
-def _shifted(positions: tuple[int, ...], shifts: Sequence[dict[int, int]]) -> list[tuple[int, ...]]:
-    moved = (tuple(p + shift.get(k, 0) for k, p in enumerate(positions)) for shift in shifts)
-    return [p for p in moved if all(x < y for x, y in pairwise(p))]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from autopipe.core.units import many
 from autopipe.planning.outcome import Outcome
 from autopipe.planning.space import SAME, Space, search
-from autopipe.simulate import simulate
+from autopipe.simulate import costs_of
 
 _MATTERS = 0.01
 """Memory is named when the step without limits would be shorter by this part."""
@@ -21,7 +21,7 @@ def limited_by(space: Space, chosen: Outcome) -> str:
     memory = _memory(space, chosen)
     if memory is not None:
         return memory
-    if chosen.case.depth == 1 and max(space.depths) > 1:
+    if chosen.case.devices == 1 and max(*space.depths, *space.replicas) > 1:
         return "no pipeline is faster"
     parts = _parts(chosen)
     return max(parts, key=lambda name: parts[name])
@@ -31,12 +31,12 @@ def _memory(space: Space, chosen: Outcome) -> str | None:
     """The fullest rank, when a plan without memory limits would be faster."""
     if not space.tight():
         return None
-    setting, enough_s = space.setting, chosen.timeline.step_s * (1 - _MATTERS)
+    setting, enough_s = space.setting, chosen.step_s * (1 - _MATTERS)
     endless = space.under(replace(setting, limits=tuple(_ENDLESS for _ in setting.limits)))
-    free = search(endless, below_s=enough_s).best
+    free = search(endless, below_s=enough_s, first=chosen.case.large).best
     if free is None or free.found.step_s > enough_s:
         return None
-    fill = [p / limit for p, limit in zip(chosen.timeline.peak_bytes, setting.limits, strict=False)]
+    fill = [p / limit for p, limit in zip(chosen.peaks, chosen.case.seats.limits, strict=True)]
     return f"memory on rank {fill.index(max(fill))}"
 
 
@@ -45,15 +45,18 @@ def _parts(chosen: Outcome) -> dict[str, float]:
     line = chosen.timeline
     work = [line.work_s(rank) for rank in range(line.ranks)]
     busiest = next(rank for rank, seconds in enumerate(work) if seconds >= max(work) * (1 - SAME))
-    own = [stage for stage, rank in enumerate(chosen.case.schedule.placement) if rank == busiest]
+    own = [stage for stage, rank in enumerate(chosen.case.outline.placement) if rank == busiest]
+    reduction = sum(chosen.costs[stage].reduce_s for stage in own)
     optimizer, waiting = sum(chosen.costs[stage].optimizer_s for stage in own), line.step_s - work[busiest]
+    waiting = max(waiting - reduction, 0.0)
     links = min(waiting, _links_s(chosen))
-    case, micro_batches = chosen.case, chosen.case.schedule.micro_batches
+    case, micro_batches = chosen.case, chosen.case.outline.micro_batches
     return {
         f"{_named(chosen, own, busiest)}": work[busiest] - optimizer,
         "the optimizer": optimizer,
         "the links": links,
         f"filling and draining {many(case.stages, 'stage')}, {many(micro_batches, 'micro-batch')}": waiting - links,
+        f"averaging gradients over {many(case.replicas, 'replica')}": reduction,
     }
 
 
@@ -69,6 +72,5 @@ def _named(chosen: Outcome, own: Sequence[int], rank: int) -> str:
 def _links_s(chosen: Outcome) -> float:
     """How much shorter the step would be if transfers took no time."""
     case = chosen.case
-    nowhere = [None] * (case.stages - 1)
-    without = simulate(case.schedule, chosen.costs, nowhere, overhead_s=case.setting.profile.overhead_s)
-    return chosen.timeline.step_s - without.step_s
+    without = costs_of(chosen.costs, [None] * (case.stages - 1), case.setting.profile.overhead_s)
+    return chosen.step_s - float(case.graph.steps(without)[0])

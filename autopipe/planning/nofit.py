@@ -30,8 +30,8 @@ def no_plan_fits(space: Space, *, free_depth: bool, headroom: float) -> Autopipe
         return UsageError("the pins and the layers that must not split their backward leave no plan: change a pin")
     rank = nearest.over_limit()
     assert rank is not None
-    peak, limit = nearest.timeline.peak_bytes[rank], space.setting.limits[rank]
-    own = [stage for stage, where in enumerate(nearest.case.schedule.placement) if where == rank]
+    peak, limit = nearest.peaks[rank], nearest.case.seats.limits[rank]
+    own = [stage for stage, where in enumerate(nearest.case.outline.placement) if where == rank]
     static = sum(nearest.costs[stage].static_bytes for stage in own)
     what = f"weights, gradients and optimizer {format_bytes(static)}, activations {format_bytes(peak - static)}"
     help_ = list(_help(space, nearest, free_depth))
@@ -87,11 +87,11 @@ def _micro_batch(space: Space, nearest: Outcome) -> int | None:
 def _fits_with_one(space: Space, nearest: Outcome) -> bool:
     """Receive buffers stay, since there are more of smaller ones; all else that is not static shrinks."""
     case = nearest.case
-    for rank, peak in enumerate(nearest.timeline.peak_bytes):
-        own = [stage for stage, where in enumerate(case.schedule.placement) if where == rank]
+    for rank, peak in enumerate(nearest.peaks):
+        own = [stage for stage, where in enumerate(case.outline.placement) if where == rank]
         costs = [nearest.costs[stage] for stage in own]
-        stays = sum(cost.static_bytes + cost.buffers_bytes(case.schedule.micro_batches) for cost in costs)
-        if stays + (peak - stays) / case.micro_batch > space.setting.limits[rank]:
+        stays = sum(cost.static_bytes + cost.buffers_bytes(case.outline.micro_batches) for cost in costs)
+        if stays + (peak - stays) / case.micro_batch > case.seats.limits[rank]:
             return False
     return True
 

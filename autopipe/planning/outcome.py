@@ -1,15 +1,16 @@
-"""One split of a case in full: its stages, what they recompute, and the simulated Timeline."""
+"""One split of a case in full: its stages, what they recompute, and what the simulator says of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 from autopipe.core.stage import StageCost, stage_cost
 from autopipe.core.timeline import Timeline
 from autopipe.planning.cases import Case
-from autopipe.simulate import peak_loads, simulate
+from autopipe.simulate import costs_of, simulate
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,17 +21,52 @@ class Outcome:
     bounds: tuple[tuple[int, int], ...]
     recompute: tuple[tuple[int, ...], ...]
     costs: tuple[StageCost, ...]
-    timeline: Timeline
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """All that happens in a step."""
+        case, overhead_s = self.case, self.case.setting.profile.overhead_s
+        return simulate(case.schedule, self.costs, case.hops, overhead_s=overhead_s, graph=case.graph)
+
+    @cached_property
+    def step_s(self) -> float:
+        """The seconds of a step, as in the Timeline."""
+        return float(
+            self.case.graph.steps(costs_of(self.costs, self.case.hops, self.case.setting.profile.overhead_s))[0]
+        )
+
+    @property
+    def idle(self) -> float:
+        """1 − work / (ranks × step), as in the Timeline."""
+        overhead_s = self.case.setting.profile.overhead_s
+        work_s = sum(
+            sum(count * (seconds + overhead_s) for count, seconds in zip(row.counts, cost.times, strict=True))
+            + cost.optimizer_s
+            for row, cost in zip(self.case.outline.rows, self.costs, strict=True)
+        )
+        return 1 - work_s / (self.case.depth * self.step_s) if self.step_s else 0.0
+
+    @cached_property
+    def peaks(self) -> tuple[int, ...]:
+        """The highest bytes of each rank, as in the Timeline."""
+        return tuple(_peak(self.case, rank, self.costs) for rank in range(self.case.depth))
 
     @property
     def peak_bytes(self) -> int:
         """The highest peak of any rank."""
-        return max(self.timeline.peak_bytes)
+        return max(self.peaks)
 
     def over_limit(self) -> int | None:
         """The rank that is furthest over its limit, None when all fit."""
-        over = [peak - limit for peak, limit in zip(self.timeline.peak_bytes, self.case.setting.limits, strict=False)]
-        return over.index(max(over)) if max(over) > 0 else None
+        return self._over.index(self.most_over()) if self.most_over() > 0 else None
+
+    def most_over(self) -> int:
+        """By how many bytes that rank is over its limit, or the fullest one below it."""
+        return max(self._over)
+
+    @property
+    def _over(self) -> list[int]:
+        return [peak - limit for peak, limit in zip(self.peaks, self.case.seats.limits, strict=True)]
 
 
 def outcome(case: Case, positions: Sequence[int]) -> Outcome:
@@ -41,44 +77,45 @@ def outcome(case: Case, positions: Sequence[int]) -> Outcome:
     costs = [_cost(case, stage, *bounds[stage], layers) for stage, layers in enumerate(again)]
     if case.recompute == "auto":
         for stage in range(case.stages):
-            _drop(case, stage, bounds[stage], again, costs)
-    hops = case.setting.hops(case.schedule.placement)
-    timeline = simulate(case.schedule, costs, hops, overhead_s=case.setting.profile.overhead_s)
-    return Outcome(case, bounds, tuple(again), tuple(costs), timeline)
+            if _peak(case, rank := case.outline.placement[stage], costs) <= case.seats.limits[rank]:
+                _drop(case, stage, bounds[stage], again, costs)
+    return Outcome(case, bounds, tuple(again), tuple(costs))
 
 
 def _cost(case: Case, stage: int, start: int, stop: int, recompute: Sequence[int]) -> StageCost:
     """A stage's cost; its optimizer waits until the gradients of parameters tied to other stages are summed."""
-    setting = case.setting
-    device = list(setting.cluster.ranks())[case.schedule.placement[stage]]
+    setting, seats, rank = case.setting, case.seats, case.outline.placement[stage]
     cost = stage_cost(
         setting.profile,
         start,
         stop,
         case.micro_batch,
-        speed=device.speed,
+        speed=seats.speeds[rank],
         optimizer=setting.optimizer,
         recompute=recompute,
     )
     ties = [tie for tie in setting.profile.ties if 0 < sum(start <= n < stop for n in tie.layers) < len(tie.layers)]
-    return replace(cost, optimizer_s=cost.optimizer_s + sum(setting.sum_s(tie, case.depth) for tie in ties))
+    return replace(
+        cost,
+        optimizer_s=cost.optimizer_s + sum(seats.tie_s(tie) for tie in ties),
+        reduce_s=seats.reduce_s(rank, cost.gradient_bytes),
+    )
 
 
 def _drop(
     case: Case, stage: int, bounds: tuple[int, int], again: list[tuple[int, ...]], costs: list[StageCost]
 ) -> None:
     """Let those of a stage's layers that need not recompute keep theirs: the dearest ones while the rank still fits."""
-    limit = case.setting.limits[case.schedule.placement[stage]]
+    rank = case.outline.placement[stage]
     for layer in sorted(again[stage], key=lambda i: (-case.ranges.layers.forward[i], i)):
         fewer = tuple(i for i in again[stage] if i != layer)
         cost = _cost(case, stage, *bounds, fewer)
-        if _peak(case, stage, [*costs[:stage], cost, *costs[stage + 1 :]]) <= limit:
+        if _peak(case, rank, [*costs[:stage], cost, *costs[stage + 1 :]]) <= case.seats.limits[rank]:
             again[stage], costs[stage] = fewer, cost
 
 
-def _peak(case: Case, stage: int, costs: Sequence[StageCost]) -> int:
-    """The peak of the stage's rank."""
-    rank = case.schedule.placement[stage]
-    own = [cost for cost, where in zip(costs, case.schedule.placement, strict=True) if where == rank]
-    highest = max(load.bytes(own) for load in peak_loads(case.schedule, rank))
-    return sum(cost.lasting_bytes + cost.buffers_bytes(case.schedule.micro_batches) for cost in own) + highest
+def _peak(case: Case, rank: int, costs: Sequence[StageCost]) -> int:
+    """The peak of a rank."""
+    own = [cost for cost, where in zip(costs, case.outline.placement, strict=True) if where == rank]
+    highest = max(load.bytes(own) for load in case.loads(rank))
+    return sum(cost.lasting_bytes + cost.buffers_bytes(case.outline.micro_batches) for cost in own) + highest

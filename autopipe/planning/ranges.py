@@ -9,10 +9,10 @@ exact, so equal splits tie exactly and the tie rule decides, whatever the unit t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,12 +39,23 @@ class Layers:
     gradient: Floats
 
 
+class Whole(NamedTuple):
+    """Ticks and bytes of all layers together; see Ranges."""
+
+    work: float
+    way: float
+    optimizer: float
+    static: float
+    gradient: float
+
+
 @dataclass(frozen=True, eq=False)
 class Ranges:
     """The ranges of a profile at one micro-batch size, on the profiled device. Times in ticks of ``tick_s``.
 
-    Of shape (n + 1, n + 1), except ``receive``, ``send`` (activations and their gradients over the cut at a
-    position, shape (n + 1,)): what a stage that begins or ends there receives and sends.
+    Of shape (n + 1, n + 1), except ``activations`` and ``gradients`` over the cut at a position, of shape (n + 1,):
+    what a stage that begins or ends there receives and sends. ``static`` bytes are parameters, their gradients, the
+    optimizer's ``state`` and buffers.
     """
 
     ends: tuple[int, ...]
@@ -56,6 +67,7 @@ class Ranges:
     weight_grad: Floats
     optimizer: Floats
     static: Floats
+    state: Floats
     gradient: Floats
     held: Floats
     held_after_input_grad: Floats
@@ -63,13 +75,16 @@ class Ranges:
     first_backward: Floats
     activations: Floats
     gradients: Floats
-    fits: dict[Hashable, Any] = field(default_factory=dict)
-    """What recompute.fit found, kept for the next pipeline with such a place."""
 
     @property
     def pieces(self) -> int:
         """How many pieces lie between the positions: the most stages there can be."""
         return len(self.ends) - 1
+
+    @cached_property
+    def real(self) -> NDArray[np.bool_]:
+        """Which ranges begin before they end."""
+        return np.triu(np.ones_like(self.forward, dtype=bool), 1)
 
     @cached_property
     def work(self) -> Floats:
@@ -88,9 +103,26 @@ class Ranges:
         return float(max(np.min(way[work > 0] / work[work > 0], initial=1.0), 1e-6))
 
     @cached_property
-    def longest_work(self) -> Floats:
+    def least_held(self) -> Floats:
+        """The bytes of a micro-batch's activations in each range when all its layers recompute."""
+        kept = np.concatenate([[0.0], np.cumsum(self.layers.held - self.layers.freed)])[list(self.ends)]
+        return np.asarray(np.triu(kept[None, :] - kept[:, None], 1))
+
+    @cached_property
+    def least_crossing(self) -> float:
+        """The fewest bytes of activations and gradients over any cut between layers."""
+        return float((self.activations + self.gradients)[1:-1].min(initial=np.inf)) if self.pieces > 1 else 0.0
+
+    @cached_property
+    def whole(self) -> Whole:
+        """The range of all layers."""
+        return Whole(*(float(t[0, -1]) for t in (self.work, self.way, self.optimizer, self.static, self.gradient)))
+
+    @cached_property
+    def longest_work(self) -> list[float]:
         """For 1 … n stages the work of the longest one, in the split where it is shortest."""
-        return smallest_maxima(np.where(np.triu(np.ones_like(self.work), 1) > 0, self.work, np.inf), self.pieces)
+        longest = smallest_maxima(np.where(self.real, self.work, np.inf), self.pieces)
+        return [*map(float, longest)]
 
     def times(self, stages: int) -> StageTimes:
         """The ticks of a stage that takes an equal part of the model."""
@@ -128,8 +160,7 @@ class Ranges:
             input_grad=ticks("input_grad_s"),
             weight_grad=ticks("weight_grad_s"),
             optimizer=ticks("optimizer_s") - np.rint(_tied_optimizer(profile, ends, kept) / tick_s),
-            static=_static(profile, ends, optimizer, summed),
-            gradient=_gradients(profile, ends, summed),
+            **_static(profile, ends, optimizer, summed),
             held=summed([cost.held_after_forward_bytes for cost in costs]),
             held_after_input_grad=summed([cost.held_after_input_grad_bytes for cost in costs]),
             workspace=largest(np.array([cost.workspace_bytes for cost in costs], np.float64), ends),
@@ -158,15 +189,21 @@ class Ranges:
     def transfers(self, sizes: Floats, hops: Sequence[Link | None]) -> Floats:
         """Ticks to send each of the ``sizes`` over each hop, shape (hops, n + 1); None is inside a rank."""
         ticks = np.zeros((len(hops), len(sizes)))
+        rows = {link: np.rint(_transfers_s(link, sizes) / self.tick_s) for link in set(hops) if link is not None}
         for row, link in zip(ticks, hops, strict=True):
             if link is not None:
-                row[:] = [np.rint(link.transfer_s(int(size)) / self.tick_s) for size in sizes]
+                row[:] = rows[link]
         return ticks
 
     def part_of(self, tie: Tie) -> Floats:
         """1 for the ranges that hold some but not all of a tie's layers, else 0."""
         held = np.sum([self.inside(layer) for layer in tie.layers], axis=0)
         return np.asarray((held > 0) & (held < len(tie.layers)), np.float64)
+
+
+def _transfers_s(link: Link, sizes: Floats) -> Floats:
+    """Link.transfer_s of many sizes."""
+    return np.where(sizes > 0, link.latency_s + sizes / link.bytes_per_s, 0.0)
 
 
 def _tied_optimizer(profile: Profile, ends: tuple[int, ...], costs: Sequence[LayerCost]) -> Floats:
@@ -192,16 +229,14 @@ def _layers(profile: Profile, kept: Sequence[LayerCost], again: Sequence[LayerCo
 
 def _static(
     profile: Profile, ends: Sequence[int], optimizer: str, summed: Callable[[Sequence[float]], Floats]
-) -> Floats:
-    """Parameters, gradients, optimizer state and buffers; a parameter that is read twice in a range counts once."""
-    parameters = summed([layer.parameter_bytes for layer in profile.layers]) - _twice(profile, ends)
-    gradients = _gradients(profile, ends, summed)
+) -> dict[str, Floats]:
+    """The bytes that do not depend on the micro-batch; a parameter that is read twice in a range counts once."""
+    twice = _twice(profile, ends)
+    parameters = summed([layer.parameter_bytes for layer in profile.layers]) - twice
+    gradients = summed([layer.gradient_bytes for layer in profile.layers]) - twice
     buffers = summed([layer.buffer_bytes for layer in profile.layers])
-    return parameters + gradients * (1 + OPTIMIZER_STATE[optimizer]) + buffers
-
-
-def _gradients(profile: Profile, ends: Sequence[int], summed: Callable[[Sequence[float]], Floats]) -> Floats:
-    return summed([layer.gradient_bytes for layer in profile.layers]) - _twice(profile, ends)
+    state = gradients * OPTIMIZER_STATE[optimizer]
+    return {"static": parameters + gradients + state + buffers, "state": state, "gradient": gradients}
 
 
 def _twice(profile: Profile, ends: Sequence[int]) -> Floats:

@@ -6,13 +6,17 @@ order, cheapest seconds for each byte freed first, as many of a range's layers a
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopipe.planning.ranges import Floats, Layers, Ranges, first_backward
+from autopipe.planning.ranges import Floats, Layers, Ranges
+
+Counts = NDArray[np.int64]
 
 
 class Moment(NamedTuple):
@@ -27,15 +31,19 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stage runs: the bytes it may use, and the moments at which it can hold most (simulate.peak_loads)."""
+    """Where a stage runs: the bytes it may use, and the moments at which it can hold most (simulate.peak_loads).
+
+    ``shards`` is how many ranks the optimizer's state is shared out to.
+    """
 
     limit_bytes: int
     moments: tuple[Moment, ...]
+    shards: int = 1
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """For one place, of every range, arrays of shape (n + 1, n + 1).
+    """What recomputation ranges need at places, arrays of shape (places, …).
 
     ``taken`` is how many of ``recompute_order`` recompute: the fewest with which it fits, or those that make its peak
     smallest. ``extra`` are their forward ticks at speed 1, ``least_extra`` the fewest that any choice of layers could
@@ -43,7 +51,7 @@ class Fit:
     """
 
     fits: NDArray[np.bool_]
-    taken: NDArray[np.int64]
+    taken: Counts
     extra: Floats
     least_extra: Floats
     peak_bytes: Floats
@@ -55,43 +63,31 @@ def recompute_order(layers: Layers) -> list[int]:
     return sorted(useful, key=lambda i: (layers.forward[i] / layers.freed[i], i))
 
 
-def fit(ranges: Ranges, place: Place, micro_batches: int, *, may_recompute: bool) -> Fit:
-    """What recomputation every range needs at a place. Found once for each kind of place."""
-    key = (place, micro_batches, may_recompute)
-    if key not in ranges.fits:
-        ranges.fits[key] = _fit(ranges, place, micro_batches, may_recompute)
-    found: Fit = ranges.fits[key]
-    return found
+def fit(
+    ranges: Ranges,
+    starts: Counts,
+    stops: Counts,
+    places: Sequence[Place],
+    micro_batches: int,
+    *,
+    may_recompute: bool,
+    smallest: bool = False,
+) -> Fit:
+    """What recomputation ranges of positions need at places.
 
-
-def _fit(ranges: Ranges, place: Place, micro_batches: int, may_recompute: bool) -> Fit:
-    held, workspace, layers = ranges.held, ranges.workspace, ranges.layers
-    kept, space = layers.held.copy(), layers.workspace.copy()
-    need = _need(ranges, place, micro_batches, held, workspace, ranges.first_backward)
-    missing = _missing(ranges, place, micro_batches)
-    fits, peak, taken = need <= place.limit_bytes, need, np.zeros(need.shape, dtype=np.int64)
-    sofar, extra, least = np.zeros((3, *need.shape))
-    for count, layer in enumerate(recompute_order(layers) if may_recompute else [], 1):
-        if fits.all():
-            break
-        inside = ranges.inside(layer)
-        freed, ticks = inside * layers.freed[layer], inside * layers.forward[layer]
-        least += ticks * np.clip(missing / layers.freed[layer], 0, 1)
-        missing, held, sofar = missing - freed, held - freed, sofar + ticks
-        kept[layer] -= layers.freed[layer]
-        space[layer] += layers.held[layer]
-        workspace = np.maximum(workspace, inside * space[layer])
-        first = first_backward(ranges.ends, kept, space, layers.gradient)
-        need = _need(ranges, place, micro_batches, held, workspace, first)
-        better = ~fits & (need < peak)
-        peak, taken, extra = (
-            np.where(better, need, peak),
-            np.where(better, count, taken),
-            np.where(better, sofar, extra),
-        )
-        fits = fits | (need <= place.limit_bytes)
-    impossible = ~fits & (missing > 0)
-    return Fit(fits, taken, extra, np.where(impossible, np.inf, np.floor(least)), peak)
+    ``starts`` and ``stops`` have shape (1, …), the same ranges at every place, or (places, …). What does not fit has
+    its smallest peak only where ``smallest`` asks for it: it takes longer.
+    """
+    column = (len(places), *(1,) * (starts.ndim - 1))
+    needs = _Needs(ranges, starts, stops, places, micro_batches)
+    peak = needs.always + np.ceil(needs.state / needs.shards.reshape(column)) + needs.highest(column)
+    limit = needs.limits.reshape(column)
+    fits = peak <= limit
+    taken, extra = np.zeros(fits.shape, dtype=np.int64), np.zeros(fits.shape)
+    least = np.where(fits, 0.0, np.inf)
+    if may_recompute and not fits.all():
+        _climb(needs, Fit(fits, taken, extra, least, peak), smallest)
+    return Fit(fits, taken, extra, least, peak)
 
 
 def chosen_layers(ranges: Ranges, taken: int, start: int, stop: int) -> tuple[int, ...]:
@@ -99,22 +95,192 @@ def chosen_layers(ranges: Ranges, taken: int, start: int, stop: int) -> tuple[in
     return tuple(sorted(i for i in recompute_order(ranges.layers)[:taken] if start <= i < stop))
 
 
-def _need(ranges: Ranges, place: Place, micro_batches: int, held: Floats, workspace: Floats, first: Floats) -> Floats:
-    """The peak bytes of every range."""
-    running = np.maximum(workspace, np.minimum(first - held, ranges.gradient + workspace))
-    highest = [
-        f * held + i * ranges.held_after_input_grad + g * ranges.gradient + (running if makes else workspace)
-        for f, i, g, makes in place.moments
-    ]
-    return np.asarray(ranges.always(micro_batches) + np.max(highest, axis=0))
+class _Needs:
+    """The bytes of ranges (arrays like ``starts``) and of places (arrays of shape (places,))."""
+
+    def __init__(
+        self, ranges: Ranges, starts: Counts, stops: Counts, places: Sequence[Place], micro_batches: int
+    ) -> None:
+        self.ranges, self.starts, self.stops = ranges, starts, stops
+        self.held, self.left = ranges.held[starts, stops], ranges.held_after_input_grad[starts, stops]
+        self.state, self.gradient = ranges.state[starts, stops], ranges.gradient[starts, stops]
+        self.always = ranges.always(micro_batches)[starts, stops] - self.state
+        self.workspace = ranges.workspace[starts, stops]
+        first = np.minimum(ranges.first_backward[starts, stops] - self.held, self.gradient + self.workspace)
+        self.running = np.maximum(self.workspace, first)
+        self.limits = np.array([place.limit_bytes for place in places], np.float64)
+        self.shards = np.array([place.shards for place in places])
+        most = max(len(place.moments) for place in places)
+        padded = [place.moments + place.moments[:1] * (most - len(place.moments)) for place in places]
+        self.moments = np.array(padded, np.float64).transpose(1, 2, 0)
+
+    def highest(self, column: tuple[int, ...]) -> Floats:
+        """Activations, gradients and workspace of every range at every place when they are most."""
+        return reduce(np.maximum, (self._at(moment.reshape(4, *column)) for moment in self.moments))
+
+    def _at(self, moment: Floats) -> Floats:
+        forwards, input_grads, gradients, first = moment
+        held = forwards * self.held + gradients * self.gradient + np.where(first > 0, self.running, self.workspace)
+        return np.asarray(held + input_grads * self.left if input_grads.any() else held)
 
 
-def _missing(ranges: Ranges, place: Place, micro_batches: int) -> Floats:
-    """The bytes of one micro-batch that must go, if recomputing needed no workspace."""
-    rest = ranges.always(micro_batches) + ranges.workspace - place.limit_bytes
-    needs = [
-        ranges.held + (rest + i * ranges.held_after_input_grad + g * ranges.gradient) / f
-        for f, i, g, _ in place.moments
-        if f
-    ]
-    return np.asarray(np.max(needs, axis=0))
+class _Ladder(NamedTuple):
+    """Ranges with more and more of their layers recomputing, arrays of shape (ranges, 1 + layers).
+
+    ``first`` is stage.first_backward_bytes.
+
+    ``useful`` has shape (ranges,): how many of a range's layers free anything.
+    """
+
+    freed: Floats
+    extra: Floats
+    workspace: Floats
+    first: Floats
+    taken: Counts
+    useful: Counts
+
+    @classmethod
+    def of(cls, ranges: Ranges, starts: Counts, stops: Counts) -> _Ladder:
+        """The ladders of ranges of positions, arrays of shape (ranges,)."""
+        order, ends = recompute_order(ranges.layers), np.array(ranges.ends)
+        number = np.full(len(ranges.layers.forward) + 1, len(order))
+        number[order] = np.arange(len(order))
+        first, last = ends[starts], ends[stops]
+        layers = first[:, None] + np.arange(max(int((last - first).max()), 1))
+        inside = np.sort(np.where(layers < last[:, None], number[np.minimum(layers, len(number) - 1)], len(order)))
+        chosen = np.array([*order, -1])[inside]
+        useful = inside < len(order)
+
+        def rungs(values: Floats, join: np.ufunc) -> Floats:
+            steps = np.where(useful, values[chosen], 0.0)
+            return np.asarray(np.pad(join.accumulate(steps, axis=1), ((0, 0), (1, 0))))
+
+        return cls(
+            freed=rungs(ranges.layers.freed, np.add),
+            extra=rungs(ranges.layers.forward, np.add),
+            workspace=rungs(ranges.layers.workspace + ranges.layers.held, np.maximum),
+            first=_first_backward(ranges.layers, layers, first, last, number, inside),
+            taken=np.pad(np.minimum(inside + 1, len(order)), ((0, 0), (1, 0))),
+            useful=useful.sum(axis=1),
+        )
+
+
+_CHUNK = 2_000_000
+"""Numbers that are looked at together."""
+
+
+def _first_backward(
+    layers: Layers, inside: Counts, first: Counts, last: Counts, number: Counts, taken: Counts
+) -> Floats:
+    """stage.first_backward_bytes of ranges with none to all of their useful layers recomputing.
+
+    ``inside`` are the layers from each range's ``first`` on, ``number`` each layer's place in recompute_order, and
+    ``taken`` the sorted places of a range's layers.
+    """
+    upto = np.pad(taken, ((0, 0), (1, 0)), constant_values=-1)[:, :, None]
+    result = np.empty(upto.shape[:2])
+    step = max(_CHUNK // (inside.shape[1] * upto.shape[1]), 1)
+    for start in range(0, len(inside), step):
+        part = slice(start, start + step)
+        there = (inside[part] < last[part, None])[:, None, :]
+        layer = np.minimum(inside[part], len(layers.held) - 1)
+        again = (number[layer][:, None, :] <= upto[part]) & (layers.freed[layer] > 0)[:, None, :]
+        held, freed, made = (v[layer][:, None, :] for v in (layers.held, layers.freed, layers.gradient))
+        kept = np.cumsum(np.where(there, held - freed * again, 0.0), axis=2)
+        behind = np.cumsum(np.where(there, made, 0.0), axis=2)
+        at_layer = kept + behind[:, :, -1:] - behind + layers.workspace[layer][:, None, :] + held * again
+        result[part] = np.max(at_layer, axis=2, initial=0.0, where=there)
+    return result
+
+
+def _climb(needs: _Needs, found: Fit, smallest: bool) -> None:
+    """Let layers recompute where a range does not fit; fills ``found`` in."""
+    shape = found.fits.shape
+    number = np.arange(needs.starts.size).reshape(needs.starts.shape)
+    what = np.broadcast_to(number, shape)[~found.fits]
+    where = np.broadcast_to(np.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1)), shape)[~found.fits]
+    ranges, what = np.unique(what, return_inverse=True)
+    items = _Items(needs, ranges, what, where)
+    least, first = items.least()
+    found.least_extra[~found.fits] = least
+    peak, extra, taken = found.peak_bytes[~found.fits], np.zeros(len(what)), np.zeros(len(what), dtype=np.int64)
+    fits = np.zeros(len(what), dtype=bool)
+    for alive, rung in items.rungs(np.ones_like(first) if smallest else first, fits):
+        need = items.need(alive, rung)
+        better = need < peak[alive]
+        at, step = alive[better], rung[better]
+        peak[at] = need[better]
+        extra[at], taken[at] = items.ladder.extra[what[at], step], items.ladder.taken[what[at], step]
+        fits[alive] = need <= needs.limits[where[alive]]
+    open_ = ~found.fits
+    found.peak_bytes[open_], found.extra[open_], found.taken[open_], found.fits[open_] = peak, extra, taken, fits
+
+
+class _Items:
+    """Ranges at places, each pair an item: its range (among ``ranges``, flat numbers) and its place."""
+
+    def __init__(self, needs: _Needs, ranges: Counts, what: Counts, where: Counts) -> None:
+        self.what, self.where = what, where
+        starts, stops = needs.starts.ravel()[ranges], needs.stops.ravel()[ranges]
+        self.ladder = _Ladder.of(needs.ranges, starts, np.maximum(starts, stops))
+        self.held, self.left = needs.held.ravel()[ranges], needs.left.ravel()[ranges]
+        self.workspace, self.limits = needs.workspace.ravel()[ranges], needs.limits
+        self.gradient = needs.gradient.ravel()[ranges]
+        state = np.ceil(needs.state.ravel()[ranges][what] / needs.shards[where])
+        self.always = needs.always.ravel()[ranges][what] + state
+        self.moments = needs.moments
+
+    def need(self, items: Counts, rung: Counts) -> Floats:
+        """The peak bytes of items with so many of their layers recomputing."""
+        what, where = self.what[items], self.where[items]
+        held = self.held[what] - self.ladder.freed[what, rung]
+        gradient, left = self.gradient[what], self.left[what]
+        workspace = np.maximum(self.workspace[what], self.ladder.workspace[what, rung])
+        running = np.maximum(workspace, np.minimum(self.ladder.first[what, rung] - held, gradient + workspace))
+        moments = (
+            f[where] * held + i[where] * left + g[where] * gradient + np.where(first[where] > 0, running, workspace)
+            for f, i, g, first in self.moments
+        )
+        return np.asarray(self.always[items] + reduce(np.maximum, moments))
+
+    def rungs(self, first: Counts, done: NDArray[np.bool_]) -> Iterator[tuple[Counts, Counts]]:
+        """Items that are not done, with one more of their layers recomputing each time, from ``first`` on."""
+        rung, alive = first.copy(), np.arange(len(self.what))
+        while True:
+            alive = alive[(rung[alive] <= self.ladder.useful[self.what[alive]]) & ~done[alive]]
+            if not len(alive):
+                return
+            yield alive, rung[alive]
+            rung[alive] += 1
+
+    def least(self) -> tuple[Floats, Counts]:
+        """The fewest ticks with which an item can fit if recomputing needed no workspace, and the layers that takes.
+
+        Parts of layers count; infinite where all are not enough.
+        """
+        missing, count = self._missing(), self.ladder.useful[self.what]
+        low, high = np.zeros(len(self.what), dtype=np.int64), count + 1
+        while (low < high).any():
+            middle = (low + high) // 2
+            enough = self.ladder.freed[self.what, np.minimum(middle, count)] >= missing
+            high = np.where(enough & (low < high), middle, high)
+            low = np.where(enough | (low >= high), low, middle + 1)
+        rung = np.maximum(high, 1)
+        top = np.minimum(rung, count)
+        below = np.maximum(top - 1, 0)
+        freed = [self.ladder.freed[self.what, at] for at in (below, top)]
+        extra = [self.ladder.extra[self.what, at] for at in (below, top)]
+        part = np.clip((missing - freed[0]) / np.maximum(freed[1] - freed[0], 1), 0, 1)  # bytes are whole
+        least = np.floor(extra[0] + part * (extra[1] - extra[0]))
+        return np.where(high > count, np.inf, least), rung
+
+    def _missing(self) -> Floats:
+        """The bytes of one micro-batch that must go, if recomputing needed no workspace."""
+        rest = self.always + self.workspace[self.what] - self.limits[self.where]
+        left, gradient = self.left[self.what], self.gradient[self.what]
+        needs = np.full(len(rest), -np.inf)
+        for forwards, input_grads, gradients, _ in self.moments:
+            f, i, g = forwards[self.where], input_grads[self.where], gradients[self.where]
+            need = self.held[self.what] + (rest + i * left + g * gradient) / np.maximum(f, 1)
+            needs = np.maximum(needs, np.where(f > 0, need, -np.inf))
+        return needs

@@ -7,7 +7,6 @@ stages are uneven, and their seconds, links and memory give another order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from autopipe.core.errors import UsageError
@@ -38,7 +37,7 @@ def settled(case: Case, kind: Kind) -> Choice | None:
         table = _made(case, kind, positions)
         if table is None or (best and table.order == best.case.schedule.order):
             break
-        found = _found(replace(case, schedule=table), positions)
+        found = _found(case.ordered(table), positions)
         if found is None or (best and found.found.step_s >= best.found.step_s * (1 - _LESS)):
             break
         best, positions = found, found.found.positions
@@ -70,7 +69,7 @@ def _made(case: Case, kind: Kind, positions: Sequence[int]) -> Schedule | None:
 
 def shape_for(case: Case, costs: Sequence[StageCost]) -> Shape:
     """The case's shape with the links and the memory of these stages."""
-    table, hops = case.schedule, case.setting.hops(case.schedule.placement)
+    table, hops = case.schedule, case.hops
     slower = (max(cost.send_bytes, cost.receive_grad_bytes) for cost in costs)
     held = sum(cost.held_after_forward_bytes for cost in costs)
     return Shape(
@@ -87,9 +86,9 @@ def memory_for(case: Case, costs: Sequence[StageCost]) -> StageMemory:
     """The bytes that stages hold of a micro-batch, and those that each rank's limit leaves for them."""
     caps = []
     for rank in range(case.depth):
-        own = [cost for cost, where in zip(costs, case.schedule.placement, strict=True) if where == rank]
-        always = sum(cost.static_bytes + cost.buffers_bytes(case.schedule.micro_batches) for cost in own)
-        caps.append(float(case.setting.limits[rank] - always - max(cost.workspace_bytes for cost in own)))
+        own = [cost for cost, where in zip(costs, case.outline.placement, strict=True) if where == rank]
+        always = sum(cost.static_bytes + cost.buffers_bytes(case.outline.micro_batches) for cost in own)
+        caps.append(float(case.seats.limits[rank] - always - max(cost.workspace_bytes for cost in own)))
     return StageMemory(
         tuple(float(cost.held_after_forward_bytes) for cost in costs),
         tuple(float(cost.held_after_input_grad_bytes) for cost in costs),

@@ -1,4 +1,4 @@
-"""What a caller of the search may ask for, checked: depths, micro-batch sizes, schedules and pins."""
+"""What a caller of the search may ask for, checked: depths, replicas, micro-batch sizes, schedules and pins."""
 
 from __future__ import annotations
 
@@ -37,6 +37,24 @@ def wanted_depths(
             f"order of the layers and each needs a layer of its own; change a pin or the depth"
         )
     return wanted
+
+
+def wanted_replicas(cluster: Cluster, global_batch: int, replicas: Sequence[int] | None) -> tuple[int, ...]:
+    """The numbers of replicas to try, ascending: those asked for, that divide the global batch."""
+    asked = sorted(set((1,) if replicas is None else replicas))
+    if not asked:
+        raise UsageError(f"no number of replicas is left to try: use --replicas 1…{len(cluster)}")
+    for count in asked:
+        if not 1 <= count <= len(cluster):
+            raise UsageError(
+                f"{many(count, 'replica')} cannot run on {many(len(cluster), 'device')}: use --replicas 1…{len(cluster)}"
+            )
+    fitting = tuple(count for count in asked if global_batch % count == 0)
+    if not fitting:
+        raise UsageError(
+            f"global batch {global_batch} cannot be shared out to {_either(asked)} replicas: use numbers that divide it"
+        )
+    return fitting
 
 
 def possible_depths(

@@ -1,10 +1,11 @@
-"""The space that a search covers: depths × micro-batch sizes × schedules, and the best of it."""
+"""The space that a search covers: depths × replicas × micro-batch sizes × schedules, and the best of it."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from autopipe.core.schedule import Kind, Schedule, Shape
 from autopipe.core.schedule import kind as named
 from autopipe.planning.bounds import quick_bound_s
 from autopipe.planning.cases import Case
+from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.remaking import Choice, settled
 from autopipe.planning.tables import Setting
@@ -24,22 +26,34 @@ SAME = 1e-9
 SEVERAL = (2, 4)
 """Stages on a rank that are tried with the schedules that take any number."""
 
-_Name = tuple[int, int, str, int, str]
+_EFFORT = 500_000
+"""When the cases that were simulated have so many actions, the search ends with the best plan of them."""
+
+_Name = tuple[int, int, int, str, int, str]
+
+
+class Extent(NamedTuple):
+    """How much of the devices and of the batch a case takes."""
+
+    depth: int
+    replicas: int
+    micro_batch: int
 
 
 class Key(NamedTuple):
     """What tells one case of a space from another."""
 
     depth: int
+    replicas: int
     micro_batch: int
     kind: Kind
     stages_per_rank: int
     recompute: str
 
     @property
-    def name(self) -> tuple[int, int, str, int, str]:
+    def name(self) -> tuple[int, int, int, str, int, str]:
         """The key with the schedule by name."""
-        return self.depth, self.micro_batch, self.kind.name, self.stages_per_rank, self.recompute
+        return self.depth, self.replicas, self.micro_batch, self.kind.name, self.stages_per_rank, self.recompute
 
 
 class Answer(NamedTuple):
@@ -56,6 +70,7 @@ class Space:
     setting: Setting
     global_batch: int
     depths: tuple[int, ...]
+    replicas: tuple[int, ...]
     micro_batches: tuple[int, ...]
     kinds: tuple[Kind, ...]
     recompute: str
@@ -67,12 +82,25 @@ class Space:
 
     def all(self) -> Iterator[Key]:
         """All cases whose shape the schedule takes."""
+        for shape in self.shapes():
+            for kind, number in self._rows(shape.depth):
+                if not self._refusal(shape, kind, number):
+                    for rule in self._rules(number):
+                        yield Key(*shape, kind, number, rule)
+
+    def shapes(self) -> Iterator[Extent]:
+        """All depths, replicas and micro-batch sizes that the devices and the global batch have room for."""
         for depth in self.depths:
-            for micro_batch in self.micro_batches:
-                for kind, number in self._rows(depth):
-                    if not self._refusal(depth, micro_batch, kind, number):
-                        for rule in self._rules(number):
-                            yield Key(depth, micro_batch, kind, number, rule)
+            for replicas in self.replicas:
+                if depth * replicas <= len(self.setting.limits):
+                    for micro_batch in self.micro_batches:
+                        if self.global_batch % (micro_batch * replicas) == 0:
+                            yield Extent(depth, replicas, micro_batch)
+
+    @property
+    def most_devices(self) -> int:
+        """The most devices that any case uses."""
+        return max((shape.depth * shape.replicas for shape in self.shapes()), default=0)
 
     def _rows(self, depth: int) -> list[tuple[Kind, int]]:
         """The schedules with their numbers of stages on a rank; several on a single rank make no sense."""
@@ -84,21 +112,25 @@ class Space:
         """Whether layers recompute. What recomputes is chosen stage by stage: several on a rank may fit without it."""
         return ("none", "auto") if self.recompute == "auto" and stages_per_rank > 1 else (self.recompute,)
 
-    def _refusal(self, depth: int, micro_batch: int, kind: Kind, number: int) -> str | None:
-        pieces = self.ranges(micro_batch).pieces
-        if depth * number > pieces:
-            return f"it needs {depth * number} stages, the model can be cut into {pieces}"
-        return kind.refuses(Shape(depth, self.global_batch // micro_batch, kind.place(depth, number)))
+    def _refusal(self, shape: Extent, kind: Kind, number: int) -> str | None:
+        pieces = self.ranges(shape.micro_batch).pieces
+        if shape.depth * number > pieces:
+            return f"it needs {shape.depth * number} stages, the model can be cut into {pieces}"
+        return kind.refuses(Shape(shape.depth, self.batches(shape), kind.place(shape.depth, number)))
+
+    def batches(self, shape: Extent | Key) -> int:
+        """The micro-batches that each pipeline runs."""
+        return self.global_batch // (shape.micro_batch * shape.replicas)
 
     def refusal(self) -> str | None:
         """Why none of it can run, of the last shape that was tried; None where one can."""
-        reason = None
-        for depth in self.depths:
-            for micro_batch in self.micro_batches:
-                for kind, number in self._rows(depth):
-                    reason = self._refusal(depth, micro_batch, kind, number)
-                    if reason is None:
-                        return None
+        reason = "no number of replicas and micro-batch size divide the global batch on these devices"
+        for shape in self.shapes():
+            for kind, number in self._rows(shape.depth):
+                refused = self._refusal(shape, kind, number)
+                if refused is None:
+                    return None
+                reason = refused
         return reason
 
     def ranges(self, micro_batch: int) -> Ranges:
@@ -114,19 +146,30 @@ class Space:
         """The case of a key."""
         if key.name not in self._cases:
             ranges = self.ranges(key.micro_batch)
-            table = self._table(key, ranges)
-            self._cases[key.name] = Case(self.setting, ranges, table, key.micro_batch, key.recompute)
+            outline, make = self._outline(key), partial(self._table, key, ranges)
+            if outline is None:
+                schedule = make()
+                outline, make = Outline.of(schedule), partial(_same, schedule)
+            case = Case(self.setting, ranges, outline, make, key.micro_batch, key.recompute, key.replicas)
+            self._cases[key.name] = case.narrowed()
         return self._cases[key.name]
+
+    def _outline(self, key: Key) -> Outline | None:
+        """The outline of a schedule that runs F and B in turn; None for others, which takes their order."""
+        if key.kind.ahead is None or key.stages_per_rank > 1:
+            return None
+        batches, placement = self.batches(key), key.kind.place(key.depth)
+        return Outline.in_turn(key.kind.name, batches, key.kind.ahead(Shape(key.depth, batches, placement)))
 
     def _table(self, key: Key, ranges: Ranges) -> Schedule:
         """The schedule for stages that cost the same: the whole model's ticks shared out."""
         placement = key.kind.place(key.depth, key.stages_per_rank)
-        hops = self.setting.hops(placement)
+        hops = self.setting.seats(key.depth, key.replicas).hops(placement)
         middle = np.median(ranges.activations[1:-1]) if ranges.pieces > 1 else 0
         held = max(ranges.held[0, -1], 1)
         return key.kind.schedule(
             key.depth,
-            self.global_batch // key.micro_batch,
+            self.batches(key),
             stages_per_rank=key.stages_per_rank,
             times=[ranges.times(len(placement))] * len(placement),
             hops_s=[hop.transfer_s(int(middle)) / ranges.tick_s if hop else 0.0 for hop in hops],
@@ -139,11 +182,19 @@ class Space:
             self._choices[key.name] = settled(self.case(key), key.kind)
         return self._choices[key.name]
 
+    def near(self, key: Key) -> Choice | None:
+        """A good split of a key's case: where that is large, without moving cuts and for the order at hand."""
+        case = self.case(key)
+        if not case.large or key.name in self._choices:
+            return self.choice(key)
+        return Choice(case, case.near) if case.near else None
+
     def quick_bound_s(self, key: Key) -> float:
-        """A bound for a case that needs neither its schedule nor its tables."""
-        batches = self.global_batch // key.micro_batch
-        ranges = self.ranges(key.micro_batch)
-        return quick_bound_s(self.setting, ranges, key.depth, batches, stages_per_rank=key.stages_per_rank)
+        """A bound for a case that needs neither its schedule nor its tables; infinite where it cannot fit."""
+        seats = self.setting.seats(key.depth, key.replicas)
+        return quick_bound_s(
+            self.ranges(key.micro_batch), seats, self.batches(key), stages_per_rank=key.stages_per_rank
+        )
 
     def bound_s(self, key: Key) -> float:
         """The bound of a case; of a schedule that looks at times the bound of all orders, since its own changes."""
@@ -155,15 +206,21 @@ class Space:
 
     def tight(self) -> bool:
         """Whether memory kept any of the cases that were looked at from a split."""
-        return any(
-            (case.tables.open & ~case.tables.allowed).any() or case.tables.taken.any() for case in self._cases.values()
-        )
+        return any(case.tables.tight for case in self._cases.values())
 
-    def only(self, *, depth: int | None = None, micro_batch: int | None = None, kind: Kind | None = None) -> Space:
-        """The part of the space with that depth, micro-batch size or schedule."""
+    def only(
+        self,
+        *,
+        depth: int | None = None,
+        replicas: int | None = None,
+        micro_batch: int | None = None,
+        kind: Kind | None = None,
+    ) -> Space:
+        """The part of the space with that depth, number of replicas, micro-batch size or schedule."""
         return replace(
             self,
             depths=self.depths if depth is None else (depth,),
+            replicas=self.replicas if replicas is None else (replicas,),
             micro_batches=self.micro_batches if micro_batch is None else (micro_batch,),
             kinds=self.kinds if kind is None else (kind,),
         )
@@ -171,7 +228,8 @@ class Space:
     def under(self, setting: Setting, *, recompute: str | None = None) -> Space:
         """The same space in another setting, or with another rule for recomputation."""
         rule = self.recompute if recompute is None else recompute
-        return replace(self, setting=setting, recompute=rule, _ranges={}, _cases={}, _bounds={}, _choices={})
+        ranges = self._ranges if rule == self.recompute else {}
+        return replace(self, setting=setting, recompute=rule, _ranges=ranges, _cases={}, _bounds={}, _choices={})
 
     def fits(self) -> bool:
         """Whether any plan in it fits."""
@@ -188,30 +246,40 @@ def numbers(kind: Kind, asked: int | None = None) -> tuple[int, ...]:
     return kind.stages_per_rank or ((1, *SEVERAL) if kind.looks_at_times else SEVERAL)
 
 
-def search(space: Space, *, below_s: float = float("inf")) -> Answer:
+def search(space: Space, *, below_s: float = float("inf"), first: bool = False) -> Answer:
     """The best case and split, cases in the order of their bounds: quick ones first, sharper ones where needed.
 
-    A case whose bound is above the best step is not simulated, so the answer is the same as if all were. Cases whose
-    bound is not below ``below_s`` are of no interest.
+    A case whose bound is above the best step is not simulated, so the answer is the same as if all were, unless the
+    search ends early: after ``_EFFORT`` actions, or with the ``first`` plan found. Then the bound is that of the
+    cases that are left. Cases whose bound is not below ``below_s`` are of no interest.
     """
     queue = [(space.quick_bound_s(key), False, number, key) for number, key in enumerate(space.all())]
     heapq.heapify(queue)
-    best, least = None, float("inf")
+    best, least, effort = None, float("inf"), 0
     while queue:
         bound, sharp, number, key = heapq.heappop(queue)
-        if bound >= below_s or (best is not None and bound > best.found.step_s * (1 + SAME)):
+        if bound >= below_s or bound == float("inf") or (best is not None and not _may_win(bound, key, best)):
             break
         if not sharp:
             heapq.heappush(queue, (max(bound, space.bound_s(key)), True, number, key))
             continue
         least = min(least, bound)
-        if bound < float("inf") and (choice := space.choice(key)) is not None:
+        if best is not None and (first or effort > _EFFORT):
+            break
+        effort += space.case(key).actions
+        if (choice := space.near(key) if first else space.choice(key)) is not None:
             best = _better(best, choice)
     return Answer(best, least)
 
 
+def _may_win(bound: float, key: Key, best: Choice) -> bool:
+    """Whether a case can beat the best one, or equal it on as few devices."""
+    fewer = key.depth * key.replicas <= best.case.devices
+    return bound <= best.found.step_s * (1 + SAME if fewer else 1 - SAME)
+
+
 def _better(best: Choice | None, other: Choice) -> Choice:
-    """The faster one; among equals fewer ranks, less memory, larger micro-batches, then the schedule's name."""
+    """The faster one; among equals fewer devices and ranks, less memory, larger micro-batches, then the name."""
     if best is None or other.found.step_s < best.found.step_s * (1 - SAME):
         return other
     if other.found.step_s > best.found.step_s * (1 + SAME):
@@ -219,6 +287,10 @@ def _better(best: Choice | None, other: Choice) -> Choice:
     return min(best, other, key=_preference)
 
 
-def _preference(choice: Choice) -> tuple[int, float, int, str]:
+def _preference(choice: Choice) -> tuple[int, int, float, int, str]:
     case, found = choice
-    return case.depth, found.bytes, -case.micro_batch, case.schedule.name
+    return case.devices, case.depth, found.bytes, -case.micro_batch, case.outline.name
+
+
+def _same(schedule: Schedule) -> Schedule:
+    return schedule

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopipe.core.cluster import Cluster, Link
-from autopipe.core.profile import Profile, Tie
-from autopipe.core.schedule import Op, Schedule
+from autopipe.core.cluster import Cluster
+from autopipe.core.profile import Profile
+from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Floats, Ranges
-from autopipe.planning.recompute import Moment, Place, fit
-from autopipe.simulate import peak_loads
+from autopipe.planning.recompute import Counts, Fit, Place, fit
+from autopipe.planning.seats import Devices, Seats, ring_s
 
 Flags = NDArray[np.bool_]
-Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,32 +29,28 @@ class Setting:
     optimizer: str
     limits: tuple[int, ...]
     pins: Mapping[int, int]
+    _seats: dict[tuple[int, int], Seats] = field(default_factory=dict, init=False)
 
-    def hops(self, placement: Sequence[int]) -> tuple[Link | None, ...]:
-        """The links between neighbouring stages, None inside a rank."""
-        return tuple(self.cluster.link(a, b) for a, b in pairwise(placement))
+    @cached_property
+    def _devices(self) -> Devices:
+        return Devices.of(self.cluster, self.limits)
 
-    def speeds(self, placement: Sequence[int]) -> list[float]:
-        """The speed of each stage's device."""
-        speeds = [device.speed for device in self.cluster.ranks()]
-        return [speeds[rank] for rank in placement]
-
-    def sum_s(self, tie: Tie, depth: int) -> float:
-        """Seconds to sum a tied parameter's gradient over its ranks: a ring over the slowest link of the pipeline."""
-        count = min(len(tie.layers), depth)
-        pairs = [(a, b) for a in range(depth) for b in range(a)]
-        links = {link for link in (self.cluster.link(a, b) for a, b in pairs) if link}
-        rounds = 2 * (count - 1)
-        return max((rounds * (link.latency_s + tie.bytes / count / link.bytes_per_s) for link in links), default=0.0)
+    def seats(self, depth: int, replicas: int = 1) -> Seats:
+        """The devices of a pipeline of ``depth`` ranks, ``replicas`` times."""
+        key = depth, replicas
+        if key not in self._seats:
+            self._seats[key] = Seats(self.cluster, self._devices, depth, replicas)
+        return self._seats[key]
 
 
 class Tables(NamedTuple):
-    """Ticks and bytes. Range tables have shape (stages, n + 1, n + 1), cut tables (stages − 1, n + 1).
+    """Ticks and bytes. Cut tables have shape (stages − 1, n + 1), range tables (stages, n + 1, reach).
 
-    ``actions`` are F, B, I and W in an array of shape (4, stages, n + 1, n + 1), overhead and recomputation included;
+    They are bands (see solvers.chain_dp): only ranges of at most ``reach`` pieces are in them.
+    ``actions`` are F, B, I and W in an array of shape (4, stages, n + 1, reach), overhead and recomputation included;
     ``least`` the same with the fewest ticks that recomputation could cost. ``open`` ranges are not empty, respect the
     pins and split only what may; ``allowed`` ones also fit, ``possible`` ones fit by some choice of recomputed layers.
-    ``taken`` is how many of recompute_order's layers recompute, ``peak_bytes`` the peak then.
+    ``peak_bytes`` are those with the layers that recompute; ``tight`` says that some must, or some range does not fit.
     """
 
     actions: Floats
@@ -66,76 +61,115 @@ class Tables(NamedTuple):
     open: Flags
     allowed: Flags
     possible: Flags
-    taken: Counts
     peak_bytes: Floats
+    tight: bool
+
+    @property
+    def reach(self) -> int:
+        """The most pieces of a range."""
+        return int(self.open.shape[-1])
 
 
-def tables(setting: Setting, ranges: Ranges, schedule: Schedule, *, may_recompute: bool) -> Tables:
-    """The tables of a schedule.
+def tables(
+    setting: Setting, ranges: Ranges, outline: Outline, seats: Seats, *, reach: int, may_recompute: bool
+) -> Tables:
+    """The tables of a schedule for ranges of at most ``reach`` pieces.
 
     Several stages on a rank share its memory. Where layers may recompute each gets an equal part of it; else each is
     held against all of it, and what they need together is for Case.measured to check.
     """
-    places = [_place(setting, schedule, stage, shared=False) for stage in range(schedule.stages)]
-    shared = [_place(setting, schedule, stage, shared=may_recompute) for stage in range(schedule.stages)]
-    fits = [fit(ranges, place, schedule.micro_batches, may_recompute=may_recompute) for place in shared]
-    loose = [fit(ranges, place, schedule.micro_batches, may_recompute=may_recompute) for place in places]
-    extra, least = np.stack([f.extra for f in fits]), np.stack([f.least_extra for f in loose])
-    open_ = _open(setting, ranges, schedule)
-    hops, speeds = setting.hops(schedule.placement), setting.speeds(schedule.placement)
+    starts, stops, _ = spots(ranges.pieces, reach)
+    shared = fitted(ranges, outline, seats, starts[None], stops[None], may_recompute=may_recompute)
+    loose = shared
+    if may_recompute and outline.stages > outline.ranks:
+        loose = fitted(ranges, outline, seats, starts[None], stops[None], may_recompute=True, shared=False)
+    speeds = [seats.speeds[rank] for rank in outline.placement]
+    hops = seats.hops(outline.placement)
+    open_ = open_ranges(setting, ranges, outline, reach)
+    actions = _actions(setting, ranges, shared.extra, speeds, starts, stops)
+    least = np.where(np.isfinite(loose.least_extra), loose.least_extra, 0)
     return Tables(
-        actions=_actions(setting, ranges, extra, speeds),
-        least=_actions(setting, ranges, np.where(np.isfinite(least), least, 0), speeds),
-        optimizer=_optimizer(setting, ranges, schedule, speeds),
+        actions=actions,
+        least=_actions(setting, ranges, least, speeds, starts, stops) if may_recompute else actions,
+        optimizer=_optimizer(setting, ranges, outline, seats, starts, stops),
         activations=ranges.transfers(ranges.activations, hops),
         gradients=ranges.transfers(ranges.gradients, hops),
         open=open_,
-        allowed=open_ & np.stack([f.fits for f in fits]),
-        possible=open_ & np.isfinite(least),
-        taken=np.stack([f.taken for f in fits]),
-        peak_bytes=np.stack([f.peak_bytes for f in fits]),
+        allowed=open_ & shared.fits,
+        possible=open_ & np.isfinite(loose.least_extra),
+        peak_bytes=shared.peak_bytes,
+        tight=bool((open_ & (~shared.fits | (shared.taken > 0))).any()),
     )
 
 
-def _place(setting: Setting, schedule: Schedule, stage: int, *, shared: bool) -> Place:
-    rank = schedule.placement[stage]
-    own = [other for other, where in enumerate(schedule.placement) if where == rank]
-    place = own.index(stage)
-    moments = (
-        Moment(
-            load.forwards[place], load.input_grads[place], load.gradients[place], load.first and load.running == place
-        )
-        for load in peak_loads(schedule, rank)
-    )
-    limit = setting.limits[rank] // len(own) if shared else setting.limits[rank]
-    return Place(limit, tuple(dict.fromkeys(moments)))
+def spots(pieces: int, reach: int) -> tuple[Counts, Counts, Flags]:
+    """Where the ranges of a band begin and end, and whether there is such a range; shape (pieces + 1, reach)."""
+    stops = np.arange(pieces + 1)[:, None]
+    starts = stops - reach + np.arange(reach)
+    return np.maximum(starts, 0), np.broadcast_to(stops, starts.shape), starts >= 0
 
 
-def _actions(setting: Setting, ranges: Ranges, extra: Floats, stage_speeds: Sequence[float]) -> Floats:
+def fitted(
+    ranges: Ranges,
+    outline: Outline,
+    seats: Seats,
+    starts: Counts,
+    stops: Counts,
+    *,
+    may_recompute: bool,
+    shared: bool = True,
+    smallest: bool = False,
+) -> Fit:
+    """What recomputation ranges need on every stage; see recompute.fit for their shapes.
+
+    ``shared`` gives each of several stages on a rank that may recompute an equal part of its memory.
+    """
+    counts = [outline.placement.count(rank) if shared and may_recompute else 1 for rank in range(outline.ranks)]
+    places = [
+        Place(seats.limits[rank] // counts[rank], outline.moments[stage])
+        for stage, rank in enumerate(outline.placement)
+    ]
+    return fit(ranges, starts, stops, places, outline.micro_batches, may_recompute=may_recompute, smallest=smallest)
+
+
+def _actions(
+    setting: Setting, ranges: Ranges, extra: Floats, stage_speeds: Sequence[float], starts: Counts, stops: Counts
+) -> Floats:
     """F, B, I and W; what is recomputed is part of B and I."""
     speeds = np.array(stage_speeds)[:, None, None]
     overhead = round(setting.profile.overhead_s / ranges.tick_s)
-    whole = (ranges.forward, ranges.backward + extra, ranges.input_grad + extra, ranges.weight_grad)
-    return np.stack([np.rint(ticks / speeds) + overhead for ticks in whole])
+    whole = (ranges.forward, ranges.backward, ranges.input_grad, ranges.weight_grad)
+    result = np.zeros((4, *extra.shape))
+    result[1] = result[2] = extra
+    for ticks, table in zip(result, whole, strict=True):
+        ticks[:] = np.rint((ticks + table[starts, stops]) / speeds) + overhead
+    return result
 
 
-def _optimizer(setting: Setting, ranges: Ranges, schedule: Schedule, stage_speeds: Sequence[float]) -> Floats:
-    """The optimizer, behind the sum of gradients of parameters that another stage holds too."""
-    speeds = np.array(stage_speeds)[:, None, None]
-    ticks = np.rint(ranges.optimizer / speeds)
+def _optimizer(
+    setting: Setting, ranges: Ranges, outline: Outline, seats: Seats, starts: Counts, stops: Counts
+) -> Floats:
+    """The optimizer, behind the sums of gradients: over the replicas, and of what another stage holds too."""
+    stage_speeds = [seats.speeds[rank] for rank in outline.placement]
+    ticks = np.rint(ranges.optimizer[starts, stops] / np.array(stage_speeds)[:, None, None])
+    if seats.replicas > 1:
+        sizes = ranges.gradient[starts, stops]
+        for own, rank in zip(ticks, outline.placement, strict=True):
+            own += np.rint(ring_s(sizes, seats.replicas, seats.rings[rank]) / ranges.tick_s)
     for tie in setting.profile.ties:
-        ticks = ticks + np.rint(setting.sum_s(tie, schedule.ranks) / ranges.tick_s) * ranges.part_of(tie)
+        ticks = ticks + np.rint(seats.tie_s(tie) / ranges.tick_s) * ranges.part_of(tie)[starts, stops]
     return np.asarray(ticks)
 
 
-def _open(setting: Setting, ranges: Ranges, schedule: Schedule) -> Flags:
+def open_ranges(setting: Setting, ranges: Ranges, outline: Outline, reach: int) -> Flags:
     """The ranges that hold a layer, none that is pinned elsewhere, and none that must not split where the row does."""
-    allowed = np.repeat(np.triu(np.ones_like(ranges.forward, dtype=bool), 1)[None], schedule.stages, axis=0)
+    starts, stops, real = spots(ranges.pieces, reach)
+    allowed = np.repeat((real & (starts < stops))[None], outline.stages, axis=0)
     for layer, pinned in setting.pins.items():
-        elsewhere = [stage for stage in range(schedule.stages) if stage != pinned]
-        allowed[elsewhere] &= ~ranges.inside(layer)
-    splitting = sorted({action.stage for row in schedule.order for action in row if action.op is Op.I})
+        elsewhere = [stage for stage in range(outline.stages) if stage != pinned]
+        allowed[elsewhere] &= ~ranges.inside(layer)[starts, stops]
+    splitting = [stage for stage, row in enumerate(outline.rows) if row.splits]
     for number, each in enumerate(setting.profile.layers):
         if splitting and not each.can_split_backward:
-            allowed[splitting] &= ~ranges.inside(number)
+            allowed[splitting] &= ~ranges.inside(number)[starts, stops]
     return allowed

@@ -22,7 +22,7 @@ def stages(chosen: Outcome) -> tuple[Stage, ...]:
     return tuple(
         Stage(
             index=index,
-            rank=chosen.case.schedule.placement[index],
+            rank=chosen.case.outline.placement[index],
             start=start,
             stop=stop,
             layers=tuple(layer.name for layer in profile.layers[start:stop]),
@@ -65,7 +65,7 @@ def notes(space: Space, chosen: Outcome, others: Sequence[Rejected]) -> Iterator
             f"the profile's timings varied by {format_percent(noise)}: the machine was busy, and the prediction is no "
             f"better than that; profile again when it is idle"
         )
-    used, offered = chosen.case.depth, max(space.depths)
+    used, offered = chosen.case.devices, space.most_devices
     if used < offered:
         wider = next(
             (row for row in others if row.what in (f"{offered} stages", f"{offered} ranks") and row.step_s is not None),

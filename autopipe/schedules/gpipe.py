@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from autopipe.core.schedule import Action, Op, Order, Shape, StageTimes, schedule
 
 
-@schedule("GPipe", aliases=("ScheduleGPipe",))
+@schedule("GPipe", aliases=("ScheduleGPipe",), ahead=lambda shape: [shape.micro_batches] * shape.stages)
 def gpipe(shape: Shape, times: Sequence[StageTimes]) -> Order:
     """All forwards of a rank's stage, then all its backwards, in micro-batch order."""
     batches = range(shape.micro_batches)

@@ -16,15 +16,18 @@ from collections.abc import Sequence
 from autopipe.core.schedule import Action, Op, Order, Shape, StageTimes, schedule
 
 
-@schedule("1F1B", aliases=("Schedule1F1B", "PipeDream-Flush", "DAPPLE"))
+def _ahead(shape: Shape) -> list[int]:
+    return [min(shape.stages - stage, shape.micro_batches) for stage in range(shape.stages)]
+
+
+@schedule("1F1B", aliases=("Schedule1F1B", "PipeDream-Flush", "DAPPLE"), ahead=_ahead)
 def one_f_one_b(shape: Shape, times: Sequence[StageTimes]) -> Order:
     """Warm-up forwards, then backward and forward in turn, then the backwards that are left."""
-    return tuple(_row(stage, shape.stages - stage, shape.micro_batches) for stage in range(shape.stages))
+    return tuple(_row(stage, ahead, shape.micro_batches) for stage, ahead in enumerate(_ahead(shape)))
 
 
-def _row(stage: int, ahead: int, micro_batches: int) -> tuple[Action, ...]:
-    """``ahead`` forwards come before the first backward."""
-    warm_up = min(ahead, micro_batches)
+def _row(stage: int, warm_up: int, micro_batches: int) -> tuple[Action, ...]:
+    """``warm_up`` forwards come before the first backward."""
     row = [Action(stage, Op.F, batch) for batch in range(warm_up)]
     for batch in range(micro_batches):
         row.append(Action(stage, Op.B, batch))

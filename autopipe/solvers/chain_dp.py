@@ -5,8 +5,11 @@ the pieces from position a to position b; infinity where it may not (no room, an
 depends on the stage's place, unequal devices, unequal links, replicas and recomputed layers are all in the table.
 Where the device of a stage is open too, see device_dp; where its replicas are, replicas.
 
+Where long ranges cannot matter the table of all but smallest_end may be a band of shape (stages, n + 1, w), w ≤ n (see
+bands).
+
 Ties: among equal values the last cut is the earliest possible one, and the pieces before it are split by the same
-rule. Time O(stages · n²) a pass.
+rule. Time O(stages · n · w) a pass, w = n without a band.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autopipe.solvers import thresholds
+from autopipe.solvers import bands, thresholds
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -63,6 +66,23 @@ def prefix_sums(costs: Floats) -> Floats:
     """The smallest sum over the stages before stage s when it begins at position a, shape (stages, n + 1)."""
     values, _ = _pass(costs, np.add)
     return np.vstack([_origin(costs), values[:-1]])
+
+
+def suffix_sums(costs: Floats) -> Floats:
+    """The smallest sum over the stages after stage s when they begin at position a, shape (stages, n + 1)."""
+    stages, width, reach = costs.shape
+    result = np.full((stages, width), np.inf)
+    result[-1, -1] = 0.0
+    for stage in reversed(range(1, stages)):
+        both = costs[stage] + (result[stage] if reach == width else result[stage][:, None])
+        result[stage - 1] = (both if reach == width else _by_begin(both)).min(axis=1)
+    return result
+
+
+def cost_of(costs: Floats, stage: int, start: int, stop: int) -> float:
+    """A stage's cost for a range, whether the table is a band or not."""
+    _, width, reach = costs.shape
+    return float(costs[stage, start, stop] if reach == width else costs[stage, stop, start - stop + reach])
 
 
 def smallest_step(work: Floats, other: Floats, repeats: int) -> Split | None:
@@ -123,7 +143,7 @@ def _tie_key(split: Split) -> tuple[float, tuple[int, ...]]:
 
 
 def _of_stages(costs: Floats, positions: tuple[int, ...]) -> list[float]:
-    return [float(costs[stage, a, b]) for stage, (a, b) in enumerate(pairwise(positions))]
+    return [cost_of(costs, stage, a, b) for stage, (a, b) in enumerate(pairwise(positions))]
 
 
 def _ended(heads: Floats, ends: Floats, split: Split) -> Split:
@@ -159,14 +179,29 @@ def _origin(costs: Floats) -> Floats:
 
 def _pass(costs: Floats, join: np.ufunc) -> tuple[Floats, Indices]:
     """For each stage and position: the best value of the stages up to it, and where that stage begins."""
-    stages, width, _ = costs.shape
+    stages, width, reach = costs.shape
     values, begins = np.empty((stages, width)), np.empty((stages, width), dtype=np.intp)
-    before = _origin(costs)
+    before, every = _origin(costs), np.arange(width)
     for stage in range(stages):
-        joined = join(before[:, None], costs[stage])
-        begins[stage] = joined.argmin(axis=0)
-        values[stage] = before = joined[begins[stage], np.arange(width)]
+        if reach == width:
+            joined = join(before[:, None], costs[stage])
+            begins[stage] = joined.argmin(axis=0)
+            values[stage] = before = joined[begins[stage], every]
+        else:
+            joined = join(bands.before(before, reach), costs[stage])
+            column = joined.argmin(axis=1)
+            begins[stage] = every - reach + column
+            values[stage] = before = joined[every, column]
     return values, begins
+
+
+def _by_begin(band: Floats) -> Floats:
+    """A band of one stage with the ranges that begin at position a in row a; infinite where they end too late."""
+    width, reach = band.shape
+    padded = np.full((width + reach, reach), np.inf)
+    padded[:width] = band
+    down, along = padded.strides
+    return np.ndarray((width, reach), padded.dtype, padded, reach * down, (down, along - down))
 
 
 def _split(values: Floats, begins: Indices) -> Split | None:
