@@ -81,7 +81,7 @@ def plan(
     chosen = outcome(answer.best.case, answer.best.found.positions)
     validate(chosen.case.schedule, can_split_backward=can_split(chosen))
     others = rejected(space, chosen)
-    bound_s = min(answer.lower_bound_s, chosen.step_s)  # equal but for rounding where the bound is met
+    bound_s = min(answer.lower_bound_s, chosen.timeline.step_s)  # equal but for rounding where the bound is met
     return Plan(
         model=model or ModelRef(profile.model),
         profile=profile_ref or FileRef(profile.digest),
@@ -104,7 +104,7 @@ def plan(
         memory_limit_bytes=chosen.case.seats.limits,
         predicted=prediction(chosen, global_batch),
         lower_bound_s=bound_s,
-        gap=chosen.step_s / bound_s - 1,
+        gap=chosen.timeline.step_s / bound_s - 1,
         limited_by=limited_by(space, chosen),
         noise=profile.noise,
         rejected=others,

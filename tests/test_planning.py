@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -51,8 +52,8 @@ def random_profile(rng: random.Random, layers: int) -> Profile:
     )
 
 
-def random_case(rng: random.Random, *, limit: int = 2**40, recompute: str = "none") -> Case:
-    profile = random_profile(rng, rng.randint(1, 5))
+def random_case(rng: random.Random, *, limit: int = 2**40, recompute: str = "none", layers: int = 5) -> Case:
+    profile = random_profile(rng, rng.randint(1, layers))
     depth = rng.randint(1, min(4, len(profile.legal_cuts()) + 1))
     link = Link(rng.choice([0.0, 0.2]), rng.choice([50.0, 1e9]))
     speeds = [rng.choice([1.0, 1.0, 2.0, 0.7]) for _ in range(depth)]
@@ -269,10 +270,15 @@ def test_narrow_tables_are_parts_of_wide_ones(seed: int, recompute: str, limit: 
 @given(seeds)
 @settings(max_examples=60, deadline=None)
 def test_a_narrow_case_has_a_bound_too(seed: int) -> None:
-    wide = random_case(random.Random(seed))
-    narrow = replace(wide, reach=1)
-    if wide.best is not None:
-        assert narrow.lower_bound_s <= wide.best.step_s * (1 + 1e-9)
+    wide = random_case(random.Random(seed), layers=9)
+    with mock.patch("autopipe.planning.cases._FEW", 0):
+        narrow = wide.narrowed()
+        assert narrow.reach <= wide.ranges.pieces
+        found = narrow.best
+    assert wide.best is not None
+    assert found is not None
+    assert narrow.lower_bound_s <= wide.best.step_s * (1 + 1e-9)
+    assert wide.best.step_s <= found.step_s * (1 + 1e-9)
 
 
 # replicas ----------------------------------------------------------------------------------------------------------

@@ -46,9 +46,8 @@ def wanted_replicas(cluster: Cluster, global_batch: int, replicas: Sequence[int]
         raise UsageError(f"no number of replicas is left to try: use --replicas 1…{len(cluster)}")
     for count in asked:
         if not 1 <= count <= len(cluster):
-            raise UsageError(
-                f"{many(count, 'replica')} cannot run on {many(len(cluster), 'device')}: use --replicas 1…{len(cluster)}"
-            )
+            devices = many(len(cluster), "device")
+            raise UsageError(f"{many(count, 'replica')} cannot run on {devices}: use --replicas 1…{len(cluster)}")
     fitting = tuple(count for count in asked if global_batch % count == 0)
     if not fitting:
         raise UsageError(
