@@ -21,13 +21,14 @@ _HOMES = {
     "check": "autopipe.runtime.checking",
     "tune": "autopipe.tuning",
     "load": "autopipe.core.files",
+    "without_weights": "autopipe.runtime.initial",
     "Profile": "autopipe.core.profile",
     "Cluster": "autopipe.core.cluster",
     "Plan": "autopipe.core.plan",
     "Timeline": "autopipe.core.timeline",
 }
 
-__all__ = ["Cluster", "Plan", "Profile", "Timeline", "check", "load", "plan", "profile", "tune"]
+__all__ = ["Cluster", "Plan", "Profile", "Timeline", "check", "load", "plan", "profile", "tune", "without_weights"]
 
 if TYPE_CHECKING:
     from autopipe.core.cluster import Cluster
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from autopipe.core.profile import Profile
     from autopipe.core.timeline import Timeline
     from autopipe.runtime.checking import check
+    from autopipe.runtime.initial import without_weights
     from autopipe.runtime.profiling import profile
     from autopipe.search import plan
     from autopipe.tuning import tune

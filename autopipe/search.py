@@ -110,6 +110,7 @@ def plan(
         rejected=others,
         notes=tuple(notes(space, chosen, others)),
         provenance={"autopipe": __version__},
+        reduction=profile.reduction,
     )
 
 

@@ -71,7 +71,7 @@ def run_plans(model: str, plans: dict[str, Plan], rounds: int) -> Steps:
     for index in range(rounds + 1):
         for name, runner in runners.items():
             launch.beat.phase(f"round {index} of {rounds}")
-            runner.timed_step(*data[name], optimizers[name])
+            runner.timed_step(data[name], optimizers[name])
             if index:
                 steps[name].append(runner.recorder.spans())
     return steps

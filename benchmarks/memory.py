@@ -97,10 +97,10 @@ def _row(
         captured, table, cuts, micro_batch=micro_batch, loss_fn=workload.loss, device=device, recompute=recompute
     )
     optimizer = make_optimizer("adamw", runner.parameters, 1e-6)
-    inputs, targets = runner.split(*workload.batch(micro_batch * table.micro_batches))
+    micro_batches = runner.split(*workload.batch(micro_batch * table.micro_batches))
     for _ in range(2):
-        runner.timed_step(inputs, targets, optimizer)
-    measured = peak_bytes(runner, inputs, targets, optimizer)
+        runner.timed_step(micro_batches, optimizer)
+    measured = peak_bytes(runner, micro_batches, optimizer)
     plan = f"{workload.name} {table.name}{' recomputing' if recompute else ''}"
     return Row(plan, runner.rank, predicted[runner.rank], measured, resident_bytes())
 

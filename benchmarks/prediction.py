@@ -62,7 +62,7 @@ def measure_model(path: str, micro_batch: int, rounds: int) -> Part:
     timer = LayerTimer(captured, profile.legal_cuts(), batches, workload.loss, "adamw", device)
     plans = [(name, cut) for name in SCHEDULES for cut in cuts_of(len(profile.layers)) if cut in profile.legal_cuts()]
     runners = {plan: _runner(captured, plan, micro_batch, workload, device) for plan in plans}
-    inputs, targets = next(iter(runners.values())).split(*workload.batch(micro_batch * MICRO_BATCHES))
+    micro_batches = next(iter(runners.values())).split(*workload.batch(micro_batch * MICRO_BATCHES))
     optimizers = {plan: make_optimizer("adamw", runner.parameters, 1e-6) for plan, runner in runners.items()}
     timer.warm_up()
     steps: dict[tuple[str, int], list[list[Span]]] = {plan: [] for plan in plans}
@@ -73,7 +73,7 @@ def measure_model(path: str, micro_batch: int, rounds: int) -> Part:
             runtime.append(runtime_costs(device))
         for plan, runner in runners.items():
             launch.beat.phase(f"round {index} of {rounds}")
-            runner.timed_step(inputs, targets, optimizers[plan])
+            runner.timed_step(micro_batches, optimizers[plan])
             if index:
                 steps[plan].append(runner.recorder.spans())
     return Part(profile, timer.samples[micro_batch], runtime, steps)

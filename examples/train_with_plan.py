@@ -18,9 +18,10 @@ STEPS = 5
 
 def main(path: str) -> None:
     plan = autopipe.load(path)
-    inputs, target = example_batch(plan.global_batch)
     torch.manual_seed(0)  # every rank builds the same model, and trains its own stages of it
-    pipeline = plan.build(build_model(), loss_fn, example_inputs=inputs)
+    inputs, target = example_batch(plan.global_batch)
+    pipeline = plan.build(build_model(), loss_fn, example_inputs=inputs, example_target=target)
+    torch.manual_seed(1 + torch.distributed.get_rank())  # every rank draws its own dropout
     optimizer = torch.optim.AdamW(pipeline.parameters(), lr=1e-3)
     for step in range(STEPS):
         loss = pipeline.step(**inputs, target=target)  # the mean loss, on every rank

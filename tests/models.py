@@ -955,3 +955,25 @@ class ChangedInputs(nn.Module):
 @case(vector_batch, square_loss, whole=("change",))
 def changed_input() -> nn.Module:
     return ChangedInputs()
+
+
+# ---------------------------------------------------------------------------- losses that are no mean over rows
+
+
+def _uneven_batch(n: int) -> tuple[Inputs, Any]:
+    target = tokens(n)
+    return (target.roll(1, 1),), target.masked_fill(torch.arange(LENGTH) >= 4 + 3 * torch.arange(n)[:, None] % 8, -100)
+
+
+@case(_uneven_batch, token_loss)
+def uneven_tokens() -> nn.Module:
+    return Positions()
+
+
+def _sum_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(output, target, reduction="sum")
+
+
+@case(vector_batch, _sum_loss)
+def summed() -> nn.Module:
+    return nn.Sequential(*[m for _ in range(3) for m in (nn.Linear(8, 8), nn.Tanh())])

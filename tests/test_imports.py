@@ -10,7 +10,7 @@ import pytest
 
 import autopipe
 
-PUBLIC = {"Cluster", "Plan", "Profile", "Timeline", "check", "load", "plan", "profile", "tune"}
+PUBLIC = {"Cluster", "Plan", "Profile", "Timeline", "check", "load", "plan", "profile", "tune", "without_weights"}
 
 
 def loaded_after(code: str) -> set[str]:

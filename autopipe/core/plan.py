@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from autopipe.core.cluster import Link
 from autopipe.core.errors import UsageError
 from autopipe.core.profile import Edge, content_digest
+from autopipe.core.reduction import MEAN, Reduction
 from autopipe.core.schedule import Action, Schedule
 from autopipe.core.stage import StageCost
 from autopipe.core.validation import validate
@@ -118,8 +119,8 @@ class Plan:
 
     ``global_batch = micro_batch × micro_batches × replicas``. ``hops[s]`` is the link from stage s to s + 1, None
     inside a rank. ``memory_limit_bytes`` is what a rank may use, headroom taken off. ``lower_bound_s`` holds for
-    every plan in the space that was searched; ``gap`` = step / bound − 1. Parts that contradict each other raise
-    UsageError, and a table that cannot run ScheduleError.
+    every plan in the space that was searched; ``gap`` = step / bound − 1. ``reduction`` is how the losses of
+    micro-batches add up. Parts that contradict each other raise UsageError, and a table that cannot run ScheduleError.
     """
 
     model: ModelRef
@@ -149,6 +150,7 @@ class Plan:
     rejected: tuple[Rejected, ...] = ()
     notes: tuple[str, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
+    reduction: Reduction = MEAN
 
     def __post_init__(self) -> None:
         product = self.micro_batch * self.micro_batches * self.replicas

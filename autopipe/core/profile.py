@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 from autopipe.core.errors import UsageError
+from autopipe.core.reduction import MEAN, Reduction
 
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "complex64": 8, "complex128": 16,
@@ -135,8 +136,8 @@ class Profile:
     ``processes`` is how many ranks were busy while it was measured, ``threads`` how many threads each had.
     ``overhead_s`` is what one action of the runtime costs beyond its layers. ``noise`` is the spread of a whole
     forward and backward over the measurement's rounds. ``notes`` are lines for the user on how the model was captured
-    and on what micro-batches change in it. ``structure`` is the digest of what was measured: the
-    operations, shapes and dtypes of the model.
+    and on what micro-batches change in it. ``reduction`` is how its loss adds up over micro-batches. ``structure`` is
+    the digest of what was measured: the operations, shapes and dtypes of the model.
     """
 
     model: str
@@ -155,6 +156,7 @@ class Profile:
     structure: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    reduction: Reduction = MEAN
 
     def __post_init__(self) -> None:
         if not self.layers:

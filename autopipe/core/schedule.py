@@ -191,6 +191,13 @@ class Schedule:
         """Whether there are backwards: a table without them is for evaluation."""
         return any(action.op is not Op.F for row in self.order for action in row)
 
+    def first(self, micro_batches: int) -> Schedule:
+        """The table of the first so many micro-batches, the others left out: valid where the whole table is."""
+        if micro_batches == self.per_update:
+            return self
+        order = tuple(tuple(action for action in row if action.micro_batch < micro_batches) for row in self.order)
+        return replace(self, order=order)
+
     @property
     def splits_backward(self) -> bool:
         """Whether any backward is split into I and W."""

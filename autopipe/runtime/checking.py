@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,13 @@ from autopipe.core.result import CheckResult, Measured, MeasuredStage, Parity
 from autopipe.core.schedule import Op
 from autopipe.core.timeline import Memory, Span, Timeline
 from autopipe.runtime import launch
+from autopipe.runtime.batches import Part
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.devices import cores, own_device
 from autopipe.runtime.measure import spread
 from autopipe.runtime.memory import LiveBytes, resident_bytes
 from autopipe.runtime.parity import TOLERANCE, RankParity, compare, has_dropout, relative, without_dropout
+from autopipe.runtime.replicas import Replica
 from autopipe.runtime.runner import Runner, make_optimizer
 from autopipe.runtime.workload import InMemory, Inputs, ModelFile, Source, Workload, rows
 
@@ -99,27 +99,28 @@ def check_rank(plan: Plan, source: Source, kind: str) -> RankResult:
     workload = source.open()
     workload.model.to(device)
     batch = workload.batch(plan.global_batch)
-    parity, notes = _parity(plan, workload, batch, device)
+    replica = Replica.join(plan.depth, plan.replicas)
+    parity, notes = _parity(plan, source, device, replica)
     launch.beat.phase("capturing")
     captured = capture_for(plan, workload, batch)
-    runner = _runner(plan, captured, workload, device)
+    runner = _runner(plan, captured, workload, device, replica)
     optimizer = make_optimizer(plan.optimizer, runner.parameters, lr=1e-6)
-    inputs, targets = runner.split(*batch)
+    parts = runner.split(*batch)
     steps = []
     launch.beat.phase("running warm steps")
     for index in range(WARM_STEPS + steps_to_measure(plan.predicted.step_s)):
-        runner.timed_step(inputs, targets, optimizer)
+        runner.timed_step(parts, optimizer)
         if index >= WARM_STEPS:
             steps.append(runner.recorder.spans())
     launch.beat.phase("counting memory")
-    peak = peak_bytes(runner, inputs, targets, optimizer)
+    peak = peak_bytes(runner, parts, optimizer)
     return RankResult(parity, steps, peak, resident_bytes(), (*captured.notes, *notes))
 
 
 def capture_for(plan: Plan, workload: Workload, batch: tuple[Inputs, Any]) -> Captured:
     """The model's graph for the plan's micro-batch. Raises ModelError when its layers are not the plan's."""
-    inputs, _ = rows(batch, 0, max(plan.micro_batch, min(2, plan.global_batch)))
-    captured = capture(workload.model, inputs)
+    inputs, target = rows(batch, 0, max(plan.micro_batch, min(2, plan.global_batch)))
+    captured = capture(workload.model, inputs, loss=lambda made: workload.loss(made, target))
     names = tuple(layer.name for layer in captured.layers)
     planned = tuple(name for stage in plan.parts for name in stage.layers)
     if names != planned:
@@ -129,7 +130,7 @@ def capture_for(plan: Plan, workload: Workload, batch: tuple[Inputs, Any]) -> Ca
     return captured
 
 
-def _runner(plan: Plan, captured: Captured, workload: Workload, device: torch.device) -> Runner:
+def _runner(plan: Plan, captured: Captured, workload: Workload, device: torch.device, replica: Replica) -> Runner:
     position = {layer.name: index for index, layer in enumerate(captured.layers)}
     recompute = [position[name] for stage in plan.parts for name in stage.recompute]
     return Runner(
@@ -140,29 +141,32 @@ def _runner(plan: Plan, captured: Captured, workload: Workload, device: torch.de
         loss_fn=workload.loss,
         device=device,
         recompute=recompute,
+        replica=replica,
+        reduction=plan.reduction,
     )
 
 
-def _parity(
-    plan: Plan, workload: Workload, batch: tuple[Inputs, Any], device: torch.device
-) -> tuple[RankParity, tuple[str, ...]]:
-    reference = without_dropout(copy.deepcopy(workload.model))
-    plain = dataclasses.replace(workload, model=copy.deepcopy(reference))
-    notes = ("parity was checked with dropout off, in both runs",) if has_dropout(workload.model) else ()
-    runner = _runner(plan, capture_for(plan, plain, batch), workload, device)
+def _parity(plan: Plan, source: Source, device: torch.device, replica: Replica) -> tuple[RankParity, tuple[str, ...]]:
+    """Of a model built for this and one more as its reference: not every model can be copied."""
+    workload, reference = source.open(), source.open().model
+    notes = ("parity was checked with dropout off, in both runs",) if has_dropout(reference) else ()
+    for model in (workload.model, reference):
+        without_dropout(model).to(device)
+    batch = workload.batch(plan.global_batch)
+    runner = _runner(plan, capture_for(plan, workload, batch), workload, device, replica)
     return compare(runner, reference, workload, batch), notes
 
 
-def peak_bytes(runner: Runner, inputs: Any, targets: Any, optimizer: torch.optim.Optimizer) -> int:
+def peak_bytes(runner: Runner, parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> int:
     """The most bytes of tensors that were alive in a step, inputs left out."""
     if runner.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(runner.device)
-        runner.timed_step(inputs, targets, optimizer)
+        runner.timed_step(parts, optimizer)
         return torch.cuda.max_memory_allocated(runner.device)
     state = [value for held in optimizer.state.values() for value in held.values() if isinstance(value, torch.Tensor)]
     live = LiveBytes([*runner.known_tensors(), *state])
     with live:
-        runner.timed_step(inputs, targets, optimizer)
+        runner.timed_step(parts, optimizer)
     return live.peak
 
 
@@ -177,7 +181,7 @@ def combine(plan: Plan, ranks: list[RankResult], kind: str) -> CheckResult:
     seconds = [timeline.step_s for timeline in timelines]
     step_s = statistics.median(seconds)
     typical = min(timelines, key=lambda timeline: abs(timeline.step_s - step_s))
-    peaks = tuple(rank.peak_bytes for rank in ranks)
+    peaks = _by_rank(plan, [rank.peak_bytes for rank in ranks])
     notes = [note for rank in ranks for note in rank.notes]
     if kind == "cpu" and len(ranks) * plan.threads > cores():
         notes.append(f"{len(ranks)} ranks of {plan.threads} threads share {cores()} cores: parity counts, times do not")
@@ -185,7 +189,11 @@ def combine(plan: Plan, ranks: list[RankResult], kind: str) -> CheckResult:
         plan_digest=plan.digest,
         predicted=plan.predicted,
         measured=Measured(
-            step_s, spread(seconds), plan.global_batch / step_s, peaks, tuple(rank.resident_bytes for rank in ranks)
+            step_s,
+            spread(seconds),
+            plan.global_batch / step_s,
+            peaks,
+            _by_rank(plan, [rank.resident_bytes for rank in ranks]),
         ),
         error=step_s / plan.predicted.step_s - 1,
         parity=_joined_parity(plan, [rank.parity for rank in ranks]),
@@ -193,6 +201,12 @@ def combine(plan: Plan, ranks: list[RankResult], kind: str) -> CheckResult:
         stages=tuple(_stage(timelines, stage.index) for stage in plan.stages),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _by_rank(plan: Plan, sizes: list[int]) -> tuple[int, ...]:
+    """The largest of each rank's replicas, for as many processes as the plan has a prediction for."""
+    count = len(plan.predicted.peak_bytes)
+    return tuple(max(sizes[rank::count]) for rank in range(min(count, len(sizes))))
 
 
 def _timeline(plan: Plan, parts: list[list[Span]], ranks: list[RankResult]) -> Timeline:
@@ -217,7 +231,7 @@ def _stage(timelines: list[Timeline], stage: int) -> MeasuredStage:
 
 
 def _joined_parity(plan: Plan, parts: list[RankParity]) -> Parity:
-    losses = [sum(of_ranks) for of_ranks in zip(*(part.losses for part in parts if part.losses), strict=True)]
+    losses = [sum(each) for each in zip(*(part.losses for part in parts if part.losses), strict=True)]
     references = parts[0].reference_losses
     worst = max(parts, key=lambda part: (math.isnan(part.max_gradient_difference), part.max_gradient_difference))
     tolerance = TOLERANCE[getattr(torch, plan.dtype)]
@@ -275,14 +289,15 @@ def trial_rank(plan: Plan, source: Source, kind: str, seconds: float) -> tuple[l
     workload.model.to(device)
     batch = workload.batch(plan.global_batch)
     launch.beat.phase("capturing")
-    runner = _runner(plan, capture_for(plan, workload, batch), workload, device)
+    replica = Replica.join(plan.depth, plan.replicas)
+    runner = _runner(plan, capture_for(plan, workload, batch), workload, device, replica)
     optimizer = make_optimizer(plan.optimizer, runner.parameters, lr=1e-6)
-    inputs, targets = runner.split(*batch)
+    parts = runner.split(*batch)
     launch.beat.phase("running warm steps")
     steps = []
     for index in range(WARM_STEPS + steps_to_measure(plan.predicted.step_s, seconds)):
-        runner.timed_step(inputs, targets, optimizer)
+        runner.timed_step(parts, optimizer)
         if index >= WARM_STEPS:
             steps.append(runner.recorder.spans())
     launch.beat.phase("counting memory")
-    return steps, peak_bytes(runner, inputs, targets, optimizer)
+    return steps, peak_bytes(runner, parts, optimizer)

@@ -1,9 +1,9 @@
 """Losses and gradients of the pipeline against one process that runs the model as it is.
 
-Both run the same micro-batches in order, accumulate, and take the same plain SGD steps; dropout is off in both. Each
-difference is relative to the largest reference value of its tensor. A gradient that is nothing but rounding (its
-largest value below 16 ε of the model's largest gradient, as for a bias before a softmax) is held against the model's
-largest gradient instead.
+Both run the same micro-batches in order, accumulate, and take the same plain SGD steps; dropout is off in both. With
+replicas, one process runs the micro-batches of all of them. Each difference is relative to the largest reference value
+of its tensor. A gradient that is nothing but rounding (its largest value below 16 ε of the model's largest gradient, as
+for a bias before a softmax) is held against the model's largest gradient instead.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import torch
 from torch import nn
 
 from autopipe.runtime import launch
+from autopipe.runtime.batches import share_of
 from autopipe.runtime.runner import Runner
-from autopipe.runtime.workload import Inputs, Workload, call, rows
+from autopipe.runtime.shares import pieces, shares
+from autopipe.runtime.workload import Inputs, Workload, batch_size, call, rows
 
 STEPS = 2
 LEARNING_RATE = 1e-3
@@ -66,13 +68,13 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropo
 def compare(runner: Runner, reference: nn.Module, workload: Workload, batch: tuple[Inputs, Any]) -> RankParity:
     """Run both for a few steps and compare this rank's part."""
     result = RankParity()
-    inputs, targets = runner.split(*batch)
+    parts = runner.split(*batch)
     for step in range(STEPS):
         launch.beat.phase(f"comparing step {step + 1} of {STEPS} with one process")
-        losses = runner.backward(inputs, targets)
+        losses = runner.backward(parts)
         launch.beat("the step of one process")
-        expected = _reference_step(reference, workload, batch, runner)
-        result.losses += [float(torch.stack(losses).detach().sum())] if losses else []
+        expected = reference_step(reference, workload, batch, runner)
+        result.losses += [float(torch.stack(losses).detach().double().sum())] if losses else []
         result.reference_losses.append(expected)
         _compare_gradients(runner, reference, result)
         for model in (reference, *runner.modules):
@@ -81,16 +83,39 @@ def compare(runner: Runner, reference: nn.Module, workload: Workload, batch: tup
     return result
 
 
-def _reference_step(reference: nn.Module, workload: Workload, batch: tuple[Inputs, Any], runner: Runner) -> float:
-    """Gradients of the mean loss over the micro-batches, accumulated in order; the loss."""
+def reference_step(reference: nn.Module, workload: Workload, batch: tuple[Inputs, Any], runner: Runner) -> float:
+    """Gradients of share × loss over the micro-batches of all replicas, accumulated in order; the loss.
+
+    Each replica begins with the same buffers, and those of replica 0 are kept.
+    """
     total = 0.0
-    size, count = runner.micro_batch, runner.schedule.micro_batches
-    for start in range(0, size * count, size):
-        inputs, target = rows(batch, start, start + size)
-        loss = workload.loss(call(reference, inputs), target) / count
-        loss.backward()
-        total += float(loss.detach())
+    cuts = pieces(batch_size(batch[0]), runner.micro_batch)
+    counts = dict(zip(cuts, shares(runner.reduction, *batch, cuts), strict=True))
+    before, kept = saved_buffers(reference), None
+    for index in range(runner.replica.count):
+        restore_buffers(reference, before)
+        for cut in share_of(cuts, index, runner.replica.count):
+            inputs, target = rows(batch, *cut)
+            output = call(reference, inputs)
+            if counts[cut]:
+                loss = workload.loss(output, target) * counts[cut]
+                loss.backward()
+                total += float(loss.detach())
+        kept = kept or saved_buffers(reference)
+    restore_buffers(reference, kept or before)
     return total
+
+
+def saved_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of a model's buffers."""
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+@torch.no_grad()
+def restore_buffers(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
+    """Put them back."""
+    for name, buffer in model.named_buffers():
+        buffer.copy_(state[name])
 
 
 def _compare_gradients(runner: Runner, reference: nn.Module, result: RankParity) -> None:

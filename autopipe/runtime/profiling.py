@@ -22,7 +22,7 @@ from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.devices import cores, default_device, describe, own_device
 from autopipe.runtime.emulated import runtime_costs
 from autopipe.runtime.measure import LayerTimer, Samples, measure, pooled, spread, stage_price_s
-from autopipe.runtime.reduction import micro_batch_note
+from autopipe.runtime.reduction import find_reduction
 from autopipe.runtime.workload import InMemory, ModelFile, Source, Workload, call, user_code
 
 DEFAULT_BUDGET_S = 60.0
@@ -90,8 +90,10 @@ def first_contact(source: Source, micro_batch: int, kind: str, threads: int, ran
     launch.beat.phase("capturing the model")
     captured = capture_checked(workload, micro_batch)
     facts = facts_of(workload, captured, kind, threads, ranks, optimizer)
-    differs = micro_batch_note(workload, captured.dtype)
-    return dataclasses.replace(facts, notes=(*captured.notes, *filter(None, [differs])))
+    notes, dtype = captured.notes, captured.dtype
+    del workload, captured
+    reduction, told = find_reduction(source.open(), dtype)
+    return dataclasses.replace(facts, notes=(*notes, *filter(None, [told])), reduction=reduction)
 
 
 def _source(model: str | nn.Module, batch: Any, loss_fn: Any) -> Source:

@@ -1,20 +1,23 @@
-"""Whether a batch's gradient is the mean of its micro-batches' gradients, which is what any pipeline computes.
+"""How the gradients of micro-batches add up to their batch's, found by comparing both before anything runs.
 
-It is for models whose loss is a mean over rows. It is not for batch statistics, for a loss that is a sum, for a mean
-over unequal numbers of tokens, for a router's auxiliary loss. Such a model trains all the same, as it would with
-gradient accumulation in one process, but not as with the whole batch at once; so it is said before anything runs.
+A pipeline sums share × loss over its micro-batches (core/reduction.py). For a mean over rows, a sum over rows and a
+mean over elements that can be counted in the batch, there are shares that give the batch's gradient. For batch
+statistics, a router's auxiliary loss, or anything else that looks at the whole batch, there are none: such a model
+trains as with gradient accumulation in one process, not as with the whole batch at once, and that is said.
 """
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from autopipe.core.reduction import MEAN, Reduction
 from autopipe.core.units import format_percent
-from autopipe.runtime.parity import TOLERANCE, difference, without_dropout
+from autopipe.runtime.parity import TOLERANCE, difference, restore_buffers, saved_buffers, without_dropout
+from autopipe.runtime.shares import candidates, pieces, shares
 from autopipe.runtime.workload import Workload, call, rows
 
 ROWS = 2
@@ -23,50 +26,79 @@ _BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
 Gradients = dict[str, torch.Tensor | None]
 
 
-def micro_batch_note(workload: Workload, dtype: str) -> str | None:
-    """One line on how micro-batched gradients differ from the whole batch's and why; None where they do not.
+def find_reduction(workload: Workload, dtype: str) -> tuple[Reduction, str | None]:
+    """How the model's loss adds up, and a line for the user; None where it is a plain mean over rows.
 
-    Dropout is off. Differences below ten times the parity's tolerance are rounding.
+    Dropout is off. Differences below ten times the parity's tolerance are rounding. The model is used up: it is left
+    without dropout, and with other buffers.
     """
-    model = without_dropout(copy.deepcopy(workload.model))
-    batch = workload.batch(2 * ROWS)
-    state = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    whole = _gradients(model, workload, [batch])
-    for name, buffer in model.named_buffers():
-        buffer.copy_(state[name])
-    parts = _gradients(model, workload, [rows(batch, 0, ROWS), rows(batch, ROWS, 2 * ROWS)])
+    model = without_dropout(workload.model)
+    inputs, target = batch = workload.batch(2 * ROWS)
+    state = saved_buffers(model)
+    whole = _gradients(model, workload, batch)
+    restore_buffers(model, state)
+    cuts = pieces(2 * ROWS, ROWS)
+    parts = [_gradients(model, workload, rows(batch, start, stop)) for start, stop in cuts]
     tolerance = 10 * TOLERANCE.get(getattr(torch, dtype), 2e-2)
-    mean = _largest({name: _times(value, 0.5) for name, value in parts.items()}, whole)
-    if mean <= tolerance:
+    off = []
+    for reduction in _possible(inputs, target):
+        off.append(_largest(_sum(parts, shares(reduction, inputs, target, cuts)), whole))
+        if off[-1] <= tolerance:
+            return reduction, _told(reduction)
+    restore_buffers(model, state)
+    again = _gradients(model, workload, batch, seed=1)
+    cause = _cause(model, drawn=_largest(again, whole) > tolerance)
+    return MEAN, f"gradients of micro-batches differ from the whole batch's by {format_percent(off[0])}: {cause}"
+
+
+def _possible(inputs: Any, target: Any) -> Iterator[Reduction]:
+    """The mean over rows first, then a sum, then means over what can be counted and is unequally many."""
+    yield from (MEAN, Reduction("sum"))
+    cuts = pieces(2 * ROWS, ROWS)
+    for reduction in candidates(inputs, target):
+        first, second = shares(reduction, inputs, target, cuts)
+        if first != second:
+            yield reduction
+
+
+def _told(reduction: Reduction) -> str | None:
+    if reduction.kind == "mean":
         return None
-    if _largest(parts, whole) <= tolerance:
-        return (
-            "the loss is a sum over rows: a pipeline averages its micro-batches, so gradients come out divided by "
-            "their number; return a mean, or multiply the learning rate"
-        )
-    return f"gradients of micro-batches differ from the whole batch's by {format_percent(mean)}: {_cause(model)}"
+    if reduction.kind == "sum":
+        return f"the loss is {reduction}: the losses of micro-batches are added, not averaged"
+    return f"the loss is {reduction}: micro-batches count for as many of them as they hold"
 
 
-def _cause(model: nn.Module) -> str:
+def _cause(model: nn.Module, *, drawn: bool) -> str:
+    if drawn:
+        return "the forward draws random numbers, other ones for a micro-batch than for the batch"
     named = next((name for name, module in model.named_modules() if isinstance(module, _BATCH_STATISTICS)), None)
     if named is not None:
         return f"batch statistics, as in {named}, are those of a micro-batch"
     return (
-        "the loss is no mean over rows (a mean over unequal numbers of tokens, or a router's auxiliary loss, is not), "
-        "as with gradient accumulation in one process"
+        "the loss or the forward looks at the whole batch (a router's auxiliary loss, a contrastive loss, a mean over "
+        "something that is not counted in the batch), and sees micro-batches, as with gradient accumulation in one "
+        "process"
     )
 
 
-def _gradients(model: nn.Module, workload: Workload, batches: list[Any]) -> Gradients:
-    """The sum of the batches' gradients, by parameter."""
+def _gradients(model: nn.Module, workload: Workload, batch: Any, *, seed: int = 0) -> Gradients:
+    """A batch's gradients, by parameter."""
     model.zero_grad()
-    for inputs, target in batches:
-        workload.loss(call(model, inputs), target).backward()
-    return {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+    torch.manual_seed(seed)
+    inputs, target = batch
+    workload.loss(call(model, inputs), target).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
 
 
-def _times(value: torch.Tensor | None, factor: float) -> torch.Tensor | None:
-    return None if value is None else value * factor
+def _sum(parts: Sequence[Gradients], factors: Sequence[float]) -> Gradients:
+    """The sum of share × gradient; a part without a gradient adds nothing, nor one without a share."""
+    total: Gradients = {}
+    for name in parts[0]:
+        pairs = zip(parts, factors, strict=True)
+        scaled = [value * factor for part, factor in pairs if (value := part[name]) is not None and factor]
+        total[name] = torch.stack(scaled).sum(0) if scaled else None
+    return total
 
 
 def _largest(found: Gradients, expected: Gradients) -> float:

@@ -1,4 +1,4 @@
-"""One rank's share of a plan: its stages on torch's runtime, its tied parameters, its optimizer step."""
+"""One rank's share of a plan: its stages on torch's runtime, the sums of its gradients, its optimizer step."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import torch.distributed as dist
 from torch import nn
 
 from autopipe.core.errors import UsageError
+from autopipe.core.reduction import MEAN, Reduction
 from autopipe.core.schedule import Action, Op, Schedule
-from autopipe.core.units import many
+from autopipe.runtime.batches import Part, Weighed, check_size, divide
 from autopipe.runtime.capture import Captured
-from autopipe.runtime.memory import unique_bytes
+from autopipe.runtime.joining import Output
 from autopipe.runtime.own.runtime import OwnRuntime
 from autopipe.runtime.recorder import Recorder
-from autopipe.runtime.shared import shared_gradients
+from autopipe.runtime.replicas import GradientSums, Replica, same_buffers
+from autopipe.runtime.shared import holders
 from autopipe.runtime.stages import StageModule, build_stages
 from autopipe.runtime.torch_ir import TorchRuntime
-from autopipe.runtime.workload import Inputs, batch_size, rows, to_device
+from autopipe.runtime.workload import Inputs, batch_size, to_device
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -32,7 +34,9 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 class Runner:
     """Builds this rank's stages and runs steps; what a step leaves in ``.grad`` is one process's gradient.
 
-    ``loss_fn(output, target)`` sees what the model returns. The loss of a step is the mean over its micro-batches.
+    ``loss_fn(output, target)`` sees what the model returns. The loss of a step is the sum of share × loss over the
+    micro-batches of all replicas (see runtime/shares.py). ``fill`` is given the stages before they run, to make the
+    values of parameters that have none.
     """
 
     def __init__(
@@ -46,35 +50,45 @@ class Runner:
         device: torch.device,
         recompute: Collection[int] = (),
         training: bool = True,
+        replica: Replica | None = None,
+        reduction: Reduction = MEAN,
+        fill: Callable[[Sequence[StageModule]], None] = lambda modules: None,
     ) -> None:
-        self.rank = dist.get_rank()
+        self.replica = replica or Replica.join(schedule.ranks, 1)
         self.device = device
         self.micro_batch = micro_batch
         self.schedule = schedule
-        self.recorder = Recorder(self.rank, device)
-        self._captured = captured
-        self._loss_fn = loss_fn
+        self.reduction = reduction
+        self.rank = self.replica.rank
+        self.recorder = Recorder(dist.get_rank(), device)
+        self.captured, self._loss_fn, self._training = captured, loss_fn, training
         mine = [stage for stage, rank in enumerate(schedule.placement) if rank == self.rank]
         parts = {schedule.part_of[stage]: stage for stage in mine}
         self.modules: list[StageModule] = build_stages(
             captured, cuts, only=parts, recompute=recompute, deferred=training and schedule.splits_backward
         )
+        fill(self.modules)
         self.stages = {parts[module.index]: module for module in self.modules}
-        self._runtime = self._made_runtime(training)
-        self._shared = shared_gradients(captured, schedule, cuts) if training else []
+        self._runtimes: dict[tuple[int, int, bool], TorchRuntime | OwnRuntime] = {}
+        self._holders = holders_of(captured, schedule, cuts, self.modules)
+        shared = [holders(captured, schedule, cuts, name) for name, _ in captured.model.named_parameters()]
+        self._sums = GradientSums(self.replica, self._holders, shared) if training else None
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """This rank's parameters, each once."""
-        return list(self._runtime.parameters())
+    def _runtime(self, rows: int, count: int, *, loss: bool) -> TorchRuntime | OwnRuntime:
+        """The runtime for so many micro-batches of a size; those that were made share the stages."""
+        key = rows, count, loss
+        if key not in self._runtimes:
+            self._runtimes[key] = self._made_runtime(rows, count, loss=loss)
+        return self._runtimes[key]
 
-    def _made_runtime(self, training: bool) -> TorchRuntime | OwnRuntime:
-        given = (self.schedule, self.stages, self.micro_batch, self.device)
-        if self.schedule.executor == "own":
-            return OwnRuntime(*given, self._scaled_loss, self.recorder, training=training)
-        runtime = TorchRuntime(
-            self.schedule, self.modules, self.micro_batch, self.device, self._recorded_loss, training=training
-        )
+    def _made_runtime(self, rows: int, count: int, *, loss: bool) -> TorchRuntime | OwnRuntime:
+        schedule, training = self.schedule.first(count), self._training
+        group = self.replica.group
+        if schedule.executor == "own":
+            given = (schedule, self.stages, rows, self.device, self._weighed_loss, self.recorder)
+            return OwnRuntime(*given, training=training, group=group)
+        loss_fn = self._recorded_loss if loss else None
+        runtime = TorchRuntime(schedule, self.modules, rows, self.device, loss_fn, training=training, group=group)
         for stage in runtime.stages:
             self.recorder.watch(stage)
         return runtime
@@ -82,64 +96,99 @@ class Runner:
     @property
     def own(self) -> OwnRuntime:
         """Our own runtime, where the schedule runs on it."""
-        assert isinstance(self._runtime, OwnRuntime)
-        return self._runtime
+        runtime = self._runtime(self.micro_batch, self.schedule.per_update, loss=True)
+        assert isinstance(runtime, OwnRuntime)
+        return runtime
 
-    def known_bytes(self) -> int:
-        """Bytes that are there between steps: parameters, buffers, gradients, receive buffers."""
-        return unique_bytes(self.known_tensors())
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """This rank's parameters, each once."""
+        return list({id(p): p for module in self.modules for p in module.parameters()}.values())
 
     def known_tensors(self) -> list[torch.Tensor]:
-        """Parameters, buffers, gradients and receive buffers of this rank."""
+        """Parameters, buffers, gradients and receive buffers of this rank: what is there between steps."""
         tensors: list[torch.Tensor | None] = [*self.parameters, *(p.grad for p in self.parameters)]
         for module in self.modules:
             tensors += module.buffers()
-        tensors += self._runtime.receive_buffers()
+        for runtime in self._runtimes.values():
+            tensors += runtime.receive_buffers()
         return [tensor for tensor in tensors if tensor is not None]
 
-    def _scaled_loss(self, outputs: Any, target: Any) -> torch.Tensor:
+    def counts_here(self, parameter: nn.Parameter) -> bool:
+        """Whether this is the first of the ranks that hold a parameter."""
+        return self._holders.get(parameter, (self.rank,))[0] == self.rank
+
+    def _weighed_loss(self, outputs: Any, target: Any) -> torch.Tensor:
+        """Share × loss; a target without a share is that of one of an update's equal micro-batches."""
+        weighed = target if isinstance(target, Weighed) else Weighed(target, 1 / self.schedule.per_update)
         flat = outputs if isinstance(outputs, tuple | list) else (outputs,)
-        return self._loss_fn(self._captured.unflatten(flat), target) / self.schedule.per_update
+        loss = self._loss_fn(self.captured.unflatten(flat), weighed.target) if weighed.share else nothing(flat)
+        return loss * (weighed.share or 1.0)
 
     def _recorded_loss(self, outputs: Any, target: Any) -> torch.Tensor:
-        loss = self._scaled_loss(outputs, target)
+        loss = self._weighed_loss(outputs, target)
         self.recorder.extend()
         return loss
 
-    def split(self, inputs: Inputs, target: Any) -> tuple[list[dict[str, torch.Tensor]], list[Any]]:
-        """Bound inputs and targets, one each micro-batch. Raises UsageError when the batch has another size."""
-        size, wanted = batch_size(inputs), self.micro_batch * self.schedule.per_update
-        if size != wanted:
-            raise UsageError(
-                f"the batch has {size} rows, the plan takes {wanted} "
-                f"({many(self.schedule.per_update, 'micro-batch')} of {self.micro_batch})"
-            )
-        bound = to_device(self._captured.bind(inputs), self.device)
-        target = to_device(target, self.device)
-        starts = range(0, size, self.micro_batch)
-        return (
-            [rows(bound, start, start + self.micro_batch) for start in starts],
-            [rows(target, start, start + self.micro_batch) for start in starts],
+    def split(self, inputs: Inputs, target: Any) -> list[Part]:
+        """This replica's micro-batches of a batch. Raises UsageError for a size that the plan does not take."""
+        size = batch_size(inputs)
+        fixed = self.captured.micro_batch is not None
+        check_size(size, self.micro_batch, self.schedule.per_update, self.replica.count, fixed=fixed)
+        return divide(
+            to_device(self.captured.bind(inputs), self.device),
+            inputs,
+            to_device(target, self.device),
+            size,
+            micro_batch=self.micro_batch,
+            reduction=self.reduction,
+            replica=self.replica.index,
+            replicas=self.replica.count,
         )
 
-    def backward(self, inputs: Sequence[dict[str, torch.Tensor]], targets: Sequence[Any]) -> list[torch.Tensor]:
-        """Forward and backward of all micro-batches, shared gradients summed. Losses on ranks with a last stage only.
+    def backward(self, parts: Sequence[Part]) -> list[torch.Tensor]:
+        """Forward and backward of all micro-batches, gradients summed over who shares them; accumulates.
 
-        The losses are already divided by the number of micro-batches: their sum is the step's loss.
+        The losses, on ranks with a last stage only, have been multiplied by their shares: their sum over all replicas
+        is the step's loss.
         """
-        losses = self._runtime.step(inputs, targets)
-        for shared in self._shared:
-            shared.sum()
+        if self._sums is not None:
+            self._sums.prepare()
+        losses = [
+            loss
+            for part in parts
+            for loss in self._runtime(part.rows, len(part.inputs), loss=True).step(part.inputs, part.targets)
+        ]
+        if self._sums is not None:
+            self._sums.run()
+            same_buffers(self.replica, changed_buffers(self.captured, self.modules))
         return losses
 
-    def timed_step(
-        self, inputs: Sequence[dict[str, torch.Tensor]], targets: Sequence[Any], optimizer: torch.optim.Optimizer
-    ) -> None:
+    def outputs(self, parts: Sequence[Part]) -> list[Output]:
+        """Forward only, without the loss: the output of each micro-batch, on the last stage's rank only."""
+        made = []
+        for part in parts:
+            runtime = self._runtime(part.rows, len(part.inputs), loss=False)
+            if isinstance(runtime, OwnRuntime):
+                raise UsageError(f"{self.schedule.name} runs without outputs: predict with a plan of another schedule")
+            runtime.step(part.inputs, part.targets, keep=True)
+            flat = [each if isinstance(each, tuple | list) else (each,) for each in runtime.outputs()]
+            made += [Output(part.rows, self.captured.output_leaves(each)) for each in flat]
+        return made
+
+    def timed_step(self, parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> None:
         """One recorded training step from a common start: backward, optimizer, gradients dropped."""
         dist.barrier()
         self.recorder.restart()
-        self.backward(inputs, targets)
+        self.backward(parts)
         self.recorder.timed(Action(self.modules[0].index, Op.O, 0), lambda: _update(optimizer))
+
+
+def nothing(outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A loss of 0 that depends on the outputs, for a micro-batch in which nothing counts: its own would be 0 / 0."""
+    known = [output for output in outputs if output.is_floating_point()]
+    large = [output for output in known if output.dim()] or known
+    return torch.stack([output.nan_to_num().float().sum() for output in large]).sum() * 0.0
 
 
 def _update(optimizer: torch.optim.Optimizer) -> None:
@@ -151,3 +200,17 @@ def make_optimizer(name: str, parameters: Sequence[nn.Parameter], lr: float) -> 
     """An optimizer by the name that plans use."""
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     return OPTIMIZERS[name](trainable or [nn.Parameter(torch.zeros(0))], lr=lr)
+
+
+def holders_of(
+    captured: Captured, schedule: Schedule, cuts: Sequence[int], modules: Sequence[StageModule]
+) -> dict[nn.Parameter, tuple[int, ...]]:
+    """The ranks that hold each trained parameter of these stages, ascending."""
+    held = {name: p for module in modules for name, p in module.named_parameters(remove_duplicate=False)}
+    return {p: holders(captured, schedule, cuts, name) for name, p in held.items() if p.requires_grad}
+
+
+def changed_buffers(captured: Captured, modules: Sequence[StageModule]) -> list[torch.Tensor]:
+    """This rank's buffers that a forward may change, in one order on all replicas."""
+    names = captured.changed_buffers()
+    return [b for module in modules for name, b in module.named_buffers() if name in names]

@@ -9,7 +9,7 @@ Facts that the code relies on (each has a test in tests/runtime/test_torch_ir.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -78,7 +78,7 @@ class TorchRuntime:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         check_torch()
-        self._training = training
+        self._training, self._computes_loss = training, loss_fn is not None
         self.schedule = schedule
         self.stages = [make_stage(m, schedule.stages, micro_batch, device, group=group) for m in modules]
         self._runtime = torch_schedules._PipelineScheduleRuntime(
@@ -106,14 +106,14 @@ class TorchRuntime:
 
         ``keep`` keeps the last stage's outputs for ``outputs``; they cost memory.
         """
-        losses: list[Any] = []
+        losses: list[Any] | None = [] if self._computes_loss else None
         self._runtime._has_backward = self._training
         for stage in self.stages:
             stage.has_backward = self._training
             stage.clear_runtime_states()
         positional = [()] * len(inputs)
         self._runtime._step_microbatches(positional, list(inputs), list(targets), losses, return_outputs=keep)
-        return losses
+        return losses or []
 
     def outputs(self) -> list[Any]:
         """The last stage's flat outputs of the step that kept them, a micro-batch each."""
@@ -129,11 +129,3 @@ class TorchRuntime:
             for info in row
         ]
         return [info.buffer for info in infos if info.buffer is not None]
-
-    def parameters(self) -> Iterable[torch.nn.Parameter]:
-        """The parameters of this rank's stages, each once."""
-        seen: dict[int, torch.nn.Parameter] = {}
-        for stage in self.stages:
-            for parameter in stage.submod.parameters():
-                seen.setdefault(id(parameter), parameter)
-        return seen.values()

@@ -53,14 +53,7 @@ class Workload:
         """The checked loss of one output. Raises ModelError when it is not a scalar tensor."""
         with user_code(self.name, "loss_fn"):
             value = self.loss_fn(output, target)
-        if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.is_floating_point():
-            what = (
-                f"shape {tuple(value.shape)}, {value.dtype}"
-                if isinstance(value, torch.Tensor)
-                else type(value).__name__
-            )
-            raise ModelError(f"{self.name}: loss_fn must return one floating-point number as a tensor, not {what}")
-        return value.reshape(())
+        return check_loss(value, self.name)
 
 
 @dataclass(frozen=True)
@@ -138,7 +131,13 @@ class InMemory:
     def open(self) -> Workload:
         """The workload, on a copy of the model; batches of other sizes repeat or cut the given one."""
         name = self.name or type(self.model).__name__
-        model = check_model(copy.deepcopy(self.model), name, "the model")
+        try:
+            model = check_model(copy.deepcopy(self.model), name, "the model")
+        except RuntimeError as error:
+            said = " ".join(str(error).split())[:120]
+            raise ModelError(
+                f"{name} cannot be copied ({said}): give it as a model file, which is built anew"
+            ) from error
         size = batch_size(self.inputs)
 
         def example(wanted: int) -> tuple[Inputs, Any]:
@@ -152,6 +151,14 @@ class InMemory:
 
 
 Source = ModelFile | InMemory
+
+
+def check_loss(value: Any, name: str) -> torch.Tensor:
+    """A loss as a scalar, or ModelError when it is not one floating-point number."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
+        return value.reshape(())
+    what = f"shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__
+    raise ModelError(f"{name}: loss_fn must return one floating-point number as a tensor, not {what}")
 
 
 def batch_size(inputs: Inputs) -> int:

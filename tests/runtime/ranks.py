@@ -12,6 +12,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 TIMEOUT_S = 240.0
+_GRACE_S = 2.0
+"""How long the others may go on when one has failed: the first to be heard is often not the first to fail."""
 
 
 def _free_port() -> int:
@@ -45,7 +47,7 @@ def _serve(rank: int, pipe: Connection) -> None:
 
 
 class Ranks:
-    """A pool; ``run`` gives what the function returned on each rank, or fails with the first rank's traceback."""
+    """A pool; ``run`` gives what the function returned on each rank, or fails with a failed rank's traceback."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
@@ -58,18 +60,23 @@ class Ranks:
         for pipe in pipes:
             pipe.send((partial(function, **options), args, ranks, port))
         results: dict[int, Any] = {}
-        while len(results) < ranks:
-            ready = wait([p for r, p in enumerate(pipes) if r not in results], TIMEOUT_S)
+        failures: dict[int, tuple[str, str]] = {}
+        while len(results) + len(failures) < ranks:
+            left = {p: r for r, p in enumerate(pipes) if r not in results and r not in failures}
+            ready = wait(list(left), _GRACE_S if failures else TIMEOUT_S)
             if not ready:
-                self.close()
-                raise TimeoutError(f"ranks {set(range(ranks)) - set(results)} did not finish in {TIMEOUT_S} s")
+                break
             for pipe in ready:
                 good, value = pipe.recv()
-                rank = pipes.index(pipe)
-                if not good:
-                    self.close()
-                    raise AssertionError(f"rank {rank} raised {value[0]}\n{value[1]}")
-                results[rank] = value
+                (results if good else failures)[left[pipe]] = value
+        if len(results) < ranks:
+            self.close()
+        if failures:
+            # what others say of a lost peer is only an echo
+            rank, (said, text) = min(failures.items(), key=lambda item: ("Connection" in item[1][0], item[0]))
+            raise AssertionError(f"rank {rank} raised {said}\n{text}")
+        if len(results) < ranks:
+            raise TimeoutError(f"ranks {set(range(ranks)) - set(results)} did not finish in {TIMEOUT_S} s")
         return [results[rank] for rank in range(ranks)]
 
     def _grow(self, ranks: int) -> None:

@@ -6,39 +6,20 @@ from pathlib import Path
 
 import pytest
 
-import autopipe
-from autopipe.core.cluster import Cluster, Device, Link, Tier
 from autopipe.core.files import read, write
-from autopipe.core.plan import ModelRef, Plan
-from autopipe.core.profile import CostTable, LayerCost, Profile
+from autopipe.core.plan import Plan
 from autopipe.core.result import CheckResult
-from autopipe.runtime.capture import capture
 from autopipe.runtime.checking import check_rank, combine
-from autopipe.runtime.profiling import facts_of
 from autopipe.runtime.workload import ModelFile
+from tests.runtime.planned import plan_of
 from tests.runtime.ranks import Ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def plan_for(name: str, depth: int, schedule: str, micro_batch: int = 2, micro_batches: int = 4) -> Plan:
-    """A plan from made-up costs: equal layers, the head twice as dear."""
-    workload = ModelFile(str(EXAMPLES / name)).open()
-    captured = capture(workload.model, workload.batch(micro_batch)[0])
-    facts = facts_of(workload, captured, "cpu", 1, depth, "adamw")
-    costs = tuple(LayerCost(1e-3, 2e-3, 1e-3, 1e-3, 1000, 1000, 100) for _ in facts.layers[:-1])
-    table = CostTable(micro_batch, (*costs, LayerCost(2e-3, 4e-3, 2e-3, 2e-3, 1000, 1000, 100)))
-    profile = Profile(**{**vars(facts), "costs": (table,)})
-    cluster = Cluster("test", (Device("cpu", 8 << 30, depth),), (Tier("local", depth, Link(1e-5, 1e9)),))
-    return autopipe.plan(
-        profile,
-        cluster,
-        global_batch=micro_batch * micro_batches,
-        depths=[depth],
-        schedules=[schedule],
-        micro_batches=[micro_batch],
-        model=ModelRef(name, str(EXAMPLES / name)),
-    )
+    """A plan for an example, from made-up costs."""
+    return plan_of(EXAMPLES / name, depth, schedule, micro_batch, micro_batches)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

@@ -8,6 +8,7 @@ import torch
 import autopipe.schedules  # noqa: F401
 from autopipe.core.schedule import Schedule, kind
 from autopipe.core.table_csv import from_csv, to_csv
+from autopipe.runtime.batches import Part, Weighed
 from autopipe.runtime.runner import Runner
 from tests.models import ZOO
 from tests.runtime.chained import captured_case, eager, legal_cuts, reference_of
@@ -28,7 +29,8 @@ def worst_difference(name: str, schedule: Schedule, cuts: list[int], recompute: 
     for step in range(2):
         torch.manual_seed(step)
         batches = [case.example_batch(ROWS) for _ in range(schedule.micro_batches)]
-        losses = runner.backward([captured.bind(inputs) for inputs, _ in batches], [target for _, target in batches])
+        weighed = [Weighed(target, 1 / schedule.micro_batches) for _, target in batches]
+        losses = runner.backward([Part(ROWS, [captured.bind(inputs) for inputs, _ in batches], weighed)])
         expected = eager(case, reference, batches)
         total = torch.stack([*losses, torch.zeros(())]).sum()
         torch.distributed.all_reduce(total)

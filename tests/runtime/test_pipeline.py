@@ -9,6 +9,7 @@ import torch
 
 from autopipe.core.errors import ModelError, UsageError
 from autopipe.core.plan import Plan
+from autopipe.runtime.forms import repeated
 from autopipe.runtime.parity import without_dropout
 from autopipe.runtime.workload import ModelFile, Workload, call, rows
 from tests.runtime.ranks import Ranks
@@ -133,7 +134,7 @@ def misuse(plan: Plan) -> list[str]:
     said = []
     for wrong in (
         lambda: list(pipeline.parameters()),
-        lambda: pipeline.step(*rows(inputs, 0, 3), target=target[:3]),
+        lambda: pipeline.step(*repeated(inputs, 8, 9), target=repeated(target, 8, 9)),
         lambda: pipeline.step(*inputs, target=target, extra=1),
     ):
         with pytest.raises(UsageError) as caught:
@@ -148,6 +149,6 @@ def misuse(plan: Plan) -> list[str]:
 def test_misuse_is_told_before_anything_runs(ranks: Ranks) -> None:
     said = ranks.run(misuse, plan_for("mlp.py", 2, "1F1B"), ranks=2)[0]
     assert "example_inputs" in said[0]
-    assert "the batch has 3 rows, the plan takes 8 (4 micro-batches of 2)" in said[1]
+    assert "the batch has 9 rows, the plan takes 1 to 8 (4 micro-batches of 2)" in said[1]
     assert "not both" in said[2]
     assert "lacks" in said[3]

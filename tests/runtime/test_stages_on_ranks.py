@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from autopipe.core.schedule import Action, Op, Order, Schedule
+from autopipe.runtime.batches import Part, Weighed
 from autopipe.runtime.runner import Runner
 from tests.models import ZOO
 from tests.runtime.chained import captured_case, eager, legal_cuts, reference_of
@@ -78,7 +79,8 @@ def worst_difference(
     for step in range(2):
         torch.manual_seed(step)
         batches = [case.example_batch(rows) for _ in range(MICRO_BATCHES)]
-        losses = runner.backward([captured.bind(inputs) for inputs, _ in batches], [target for _, target in batches])
+        weighed = [Weighed(target, 1 / MICRO_BATCHES) for _, target in batches]
+        losses = runner.backward([Part(rows, [captured.bind(inputs) for inputs, _ in batches], weighed)])
         expected = eager(case, reference, batches)
         if losses:
             worst = max(worst, (abs(sum(map(float, losses)) - sum(expected)), "loss"))

@@ -15,7 +15,7 @@ from autopipe.core.profile import Edge, Layer, Tie
 from autopipe.runtime.capture.boundary import Layout
 from autopipe.runtime.capture.inputs import Inputs, Signature
 from autopipe.runtime.capture.opaque import Call, calls_in
-from autopipe.runtime.capture.program import Program
+from autopipe.runtime.capture.program import Program, storages
 from autopipe.runtime.capture.torch_private import tree_unflatten
 
 
@@ -60,9 +60,22 @@ class Captured:
 
     def unflatten(self, outputs: Sequence[torch.Tensor]) -> Any:
         """What the model returns, from the last stage's flat outputs. Outputs that no loss reads may be None."""
+        return tree_unflatten(self.output_leaves(outputs), self.program.spec)
+
+    def output_leaves(self, outputs: Sequence[torch.Tensor]) -> list[Any]:
+        """The leaves of what the model returns; see unflatten."""
         left = iter(outputs)
-        leaves = [self._leaf(leaf, left) for leaf in self.program.outputs]
-        return tree_unflatten(leaves, self.program.spec)
+        return [self._leaf(leaf, left) for leaf in self.program.outputs]
+
+    def growing_outputs(self) -> list[bool]:
+        """For each leaf of what the model returns, whether its dimension 0 is the micro-batch."""
+        return [isinstance(leaf, fx.Node) and self._grows(leaf) for leaf in self.program.outputs]
+
+    def _grows(self, output: fx.Node) -> bool:
+        value = output.meta["val"]
+        if not isinstance(value, torch.Tensor) or value.dim() == 0:
+            return False
+        return self.program.dimension(value.shape[0]) == ("b" if self.micro_batch is None else self.micro_batch)
 
     def _leaf(self, leaf: Any, left: Any) -> Any:
         if not isinstance(leaf, fx.Node):
@@ -73,6 +86,14 @@ class Captured:
     def whole(self, start: int, stop: int) -> list[Call]:
         """The calls of modules that are kept whole in layers ``start`` to ``stop`` (excluded)."""
         return [call for node, n in self.layout.layer.items() if start <= n < stop for call in calls_in(node)]
+
+    def changed_buffers(self) -> set[str]:
+        """The names of the buffers that a forward may change: by an operation, or in a module that is kept whole."""
+        changed = {
+            state.name for node, state in self.program.state.items() if storages(node) & set(self.layout.changed)
+        }
+        whole = self.whole(0, len(self.layers))
+        return changed | {f"{call.path}.{name}" for call in whole for name, _ in call.module.named_buffers()}
 
     def crossing(self, cut: int) -> tuple[Edge, ...]:
         """The edges that a cut before layer ``cut`` sends on, relayed ones included, in the order on the wire."""

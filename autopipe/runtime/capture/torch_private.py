@@ -48,6 +48,7 @@ __all__ = [
     "is_persistent",
     "mark_not_persistent",
     "noted_checkpoints",
+    "replaced_trunc_normal",
     "storage_key",
     "symbol",
     "tree_flatten",
@@ -129,6 +130,20 @@ def _replaced_apply(by: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         del kind.apply  # it was inherited
+
+
+@contextlib.contextmanager
+def replaced_trunc_normal(by: Callable[..., Any]) -> Iterator[None]:
+    """While active, ``by(function, tensor, *args)`` fills a tensor with truncated normal numbers.
+
+    It draws again what falls outside, so its operations depend on values; torch.nn.init has no switch for this.
+    """
+    original = torch.nn.init._no_grad_trunc_normal_
+    torch.nn.init._no_grad_trunc_normal_ = functools.partial(by, original)
+    try:
+        yield
+    finally:
+        torch.nn.init._no_grad_trunc_normal_ = original
 
 
 def is_custom_function(node: Any) -> bool:

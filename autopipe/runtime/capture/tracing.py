@@ -62,6 +62,8 @@ def trace(
 ) -> tuple[Program, Findings, Attempt]:
     """A program that computes what the model computes. Raises CaptureError when there is none."""
     attempt = Attempt()
+    if reference.weightless:  # nothing will tell that gradients differ
+        _keep_suspects_whole(model, signature, tensors, attempt)
     for _ in range(_ATTEMPTS):
         program = _try(model, signature, tensors, reference, attempt)
         if program is None:
@@ -133,10 +135,7 @@ def _suspect(
     model: nn.Module, signature: Signature, tensors: Sequence[torch.Tensor], findings: Findings, attempt: Attempt
 ) -> None:
     """Keep whole whatever may be the cause of wrong gradients, or refuse."""
-    found = {path: why for path, why in suspects(model, signature, tensors).items() if path not in attempt.whole}
-    for path, why in found.items():
-        attempt.keep_whole(path, f"it uses {why}, which torch.export drops silently")
-    if not found and not attempt.keep_all_whole(
+    if not _keep_suspects_whole(model, signature, tensors, attempt) and not attempt.keep_all_whole(
         model, f"the exported graph gives other results: {findings.differences[0]}"
     ):
         raise CaptureError(
@@ -144,3 +143,13 @@ def _suspect(
             f"({findings.differences[0]}): its own forward does something that torch.export drops silently. "
             f"Move it into a sub-module's forward: a sub-module is kept whole when need be"
         )
+
+
+def _keep_suspects_whole(
+    model: nn.Module, signature: Signature, tensors: Sequence[torch.Tensor], attempt: Attempt
+) -> bool:
+    """Keep whole what uses something that an export drops; False when there is no more of it."""
+    found = {path: why for path, why in suspects(model, signature, tensors).items() if path not in attempt.whole}
+    for path, why in found.items():
+        attempt.keep_whole(path, f"it uses {why}, which torch.export drops silently")
+    return bool(found)

@@ -1,0 +1,158 @@
+"""Random cuts under random schedules, on real ranks: how many train otherwise than one process?
+
+    python benchmarks/random_cuts.py [--draws 500] [--ranks 2,3,4] [--models NAME,…]
+
+A draw takes a model of tests/models.py, ranks, a table (a named schedule, or any valid order of whole and split
+backwards with stages anywhere), legal cuts, layers that recompute and a number of micro-batches. Two training steps are
+compared with one process by losses, every gradient and every buffer, as autopipe check does. Prints every wrong draw,
+and their number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import autopipe.schedules  # noqa: F401  (registers them)
+from autopipe.core.errors import UsageError
+from autopipe.core.schedule import Schedule, kinds
+from autopipe.runtime import launch
+from autopipe.runtime.capture import capture
+from autopipe.runtime.parity import TOLERANCE, compare, relative
+from autopipe.runtime.reduction import find_reduction
+from autopipe.runtime.runner import Runner
+from autopipe.runtime.workload import SEED, Workload
+from tests.models import ZOO
+from tests.synthetic import random_schedule
+
+MOST_STAGES = 6
+
+
+class Draw(NamedTuple):
+    """One draw and how far it was from one process."""
+
+    what: str
+    losses: float
+    gradients: float
+    worst: str
+
+    @property
+    def right(self) -> bool:
+        """Whether it is within the parity's tolerance for float32."""
+        return self.losses <= TOLERANCE[torch.float32] and self.gradients <= TOLERANCE[torch.float32]
+
+
+def table(rng: random.Random, ranks: int, most: int, *, stateful: bool) -> Schedule:
+    """A named schedule that takes the shape, or any valid table, with at most so many stages.
+
+    A ``stateful`` model, whose forward changes buffers, needs its forwards in micro-batch order: named ones have that.
+    """
+    while True:
+        batches = rng.choice((2, 3, 4, 6, 8))
+        if not stateful and rng.random() < 0.5:
+            stages = rng.randint(ranks, most)
+            return random_schedule(rng, ranks=ranks, stages=stages, micro_batches=batches)
+        chosen = rng.choice([kind for kind in kinds() if kind.placement in ("loop", "v")])
+        per_rank = rng.choice(chosen.stages_per_rank or (1, 2))
+        try:
+            made = chosen.schedule(ranks, batches, stages_per_rank=per_rank)
+        except UsageError:
+            continue
+        if made.stages <= most and made.per_update == made.micro_batches and made.ways == 1:
+            return made
+
+
+def opened(name: str) -> Workload:
+    """A model of the zoo, always the same."""
+    case = ZOO[name]
+    torch.manual_seed(SEED)
+    return Workload(name, case.build_model(), case.example_batch, case.loss_fn)
+
+
+def draws(names: list[str], count: int) -> list[Draw]:
+    """On each rank: so many draws of each model."""
+    return [draw for name in names for draw in of_model(name, count)]
+
+
+def of_model(name: str, count: int) -> list[Draw]:
+    """Draws of one model; one capture serves all of them."""
+    size = 4 if ZOO[name].fixed else 2
+    ranks = torch.distributed.get_world_size()
+    workload, reference = opened(name), opened(name)
+    inputs, target = workload.batch(size)
+    captured = capture(workload.model, inputs, loss=lambda made: workload.loss(made, target))
+    legal = [n + 1 for n, layer in enumerate(captured.layers[:-1]) if layer.cut_after]
+    if len(legal) + 1 < ranks:
+        return []
+    reduction, _ = find_reduction(opened(name), captured.dtype)
+    begun = [tensor.clone() for tensor in _tensors(workload)]
+    rng, found = random.Random(f"{name} {ranks}"), []
+    for number in range(count):
+        launch.beat.phase(f"{name}, draw {number + 1} of {count} on {ranks} ranks")
+        for each in (workload, reference):
+            _restore(each, begun)
+        stateful = bool(captured.changed_buffers())
+        chosen = table(rng, ranks, min(MOST_STAGES, len(legal) + 1), stateful=stateful)
+        cuts = sorted(rng.sample(legal, chosen.stages - 1))
+        again = [layer for layer in range(len(captured.layers)) if rng.random() < 0.3]
+        runner = Runner(
+            captured,
+            chosen,
+            cuts,
+            micro_batch=size,
+            loss_fn=workload.loss,
+            device=torch.device("cpu"),
+            recompute=again,
+            reduction=reduction,
+        )
+        parity = compare(runner, reference.model, workload, workload.batch(size * chosen.micro_batches))
+        losses = relative(parity.losses, parity.reference_losses) if parity.losses else 0.0
+        what = f"{name} {chosen.name} on {ranks} ranks, cuts {cuts}, recompute {again}"
+        found.append(Draw(what, losses, parity.max_gradient_difference, parity.worst))
+    return found
+
+
+def _tensors(workload: Workload) -> list[torch.Tensor]:
+    return [tensor.detach() for tensor in (*workload.model.parameters(), *workload.model.buffers())]
+
+
+def _restore(workload: Workload, values: list[torch.Tensor]) -> None:
+    for tensor, value in zip(_tensors(workload), values, strict=True):
+        tensor.copy_(value)
+    workload.model.zero_grad()
+
+
+def main() -> None:
+    """Print wrong draws and the count."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--draws", type=int, default=500)
+    parser.add_argument("--ranks", default="2,3,4")
+    parser.add_argument("--models", default=",".join(name for name, case in ZOO.items() if not case.refused))
+    options = parser.parse_args()
+    names, numbers = options.models.split(","), list(map(int, options.ranks.split(",")))
+    each = -(-options.draws // (len(names) * len(numbers)))
+    wrong, schedules = 0, Counter[str]()
+    for ranks in numbers:
+        parts = launch.launch(
+            draws, (names, each), ranks=ranks, timeout_s=600.0, progress=lambda text: print(text, file=sys.stderr)
+        )
+        for same in zip(*parts, strict=True):
+            schedules[same[0].what.split(" ")[1]] += 1
+            bad = [draw for draw in same if not draw.right]
+            wrong += bool(bad)
+            for draw in bad:
+                print(f"wrong  {draw.what}: losses {draw.losses:.1e}, gradients {draw.gradients:.1e} in {draw.worst}")
+    print(f"{schedules.total()} random cuts under {len(schedules)} schedules on {options.ranks} ranks: {wrong} wrong")
+    print(", ".join(f"{name} {number}" for name, number in schedules.most_common()))
+
+
+if __name__ == "__main__":
+    main()
