@@ -263,7 +263,7 @@ class Graph:
         if not self.asynchronous:
             return np.asarray(self._finish(ends, optimizer_s).max(axis=0))
         first, last, updates = self.window
-        return np.asarray((ends[last] - ends[first]).max(axis=0) / updates)
+        return np.asarray((ends[last[0]] - ends[first[0]]) / updates)
 
     @cached_property
     def window(self) -> tuple[Indices, Indices, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import autopipe.schedules  # noqa: F401
@@ -32,6 +32,7 @@ def test_a_transfer_lengthens_the_period_where_one_micro_batch_waits_for_it() ->
     assert line.step_s == pytest.approx((1 + 0.5 + 3 + 0.5 + 2) / 2)
 
 
+@example("PipeDream", [(1.0, 1.0), (1.0, 2.0), (1.0, 1.0), (1.0, 2.0), (1.0, 1.0)], 0.3, 1)
 @given(
     st.sampled_from(NAMES),
     st.lists(st.tuples(st.floats(0.1, 3.0), st.floats(0.1, 3.0)), min_size=1, max_size=5),
