@@ -133,7 +133,8 @@ def check(
         str | None, typer.Option(metavar="FILE", help="The model file, if it is not where it was.")
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="When a silent rank counts as hung.")
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="When a rank counts as hung; while it gets ready, 300 s or more."),
     ] = None,
     emulate: Annotated[
         bool, typer.Option("--emulate", help="All ranks on this machine, waiting instead of computing.")

@@ -95,13 +95,13 @@ def _source(plan: Plan, folder: Path, model: str | InMemory | None) -> Source:
 def check_rank(plan: Plan, source: Source, kind: str) -> RankResult:
     """One rank's part: parity first, then warm steps with the clock, then one under the memory counter."""
     device = own_device(kind)
-    launch.beat.phase("building the model")
+    launch.beat.phase(launch.BUILDING)
     workload = source.open()
     workload.model.to(device)
     batch = workload.batch(plan.global_batch)
     replica = Replica.join(plan.depth, plan.replicas)
     parity, notes = _parity(plan, source, device, replica)
-    launch.beat.phase("capturing")
+    launch.beat.phase(launch.CAPTURING)
     captured = capture_for(plan, workload, batch)
     runner = _runner(plan, captured, workload, device, replica)
     optimizer = make_optimizer(plan.optimizer, runner.parameters, lr=1e-6)

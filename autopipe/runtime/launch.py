@@ -39,8 +39,10 @@ from autopipe.core.errors import AutopipeError, ModelError, RankFailed
 from autopipe.runtime.host import hurry_messages, keep_freed_memory
 
 T = TypeVar("T")
+BUILDING, CAPTURING = "building the model", "capturing the model"
+"""Phases in which a rank gets ready: a large model takes its time in each, and nothing moves meanwhile."""
 START_TIMEOUT_S = 300.0
-"""Until a rank has begun its own work: importing torch and a model library may be slow on a cold disk."""
+"""Until a rank is ready: importing torch and a model library may be slow on a cold disk, too."""
 _GRACE_S = 3.0
 _ROW = struct.Struct("=dqB47s88s")
 
@@ -384,7 +386,7 @@ def _watch(
             failed_at = now
         if failed_at is not None and now - failed_at > _GRACE_S:
             _kill(rows)
-        starting = any(row.doing in ("", "starting") for row in rows)
+        starting = any(row.doing in ("", "starting", BUILDING, CAPTURING) for row in rows)
         limit = max(timeout_s, START_TIMEOUT_S) if starting else timeout_s
         silent = now - max(begun, *(row.at for row in rows)) > limit
         if failed_at is None and (silent or now > deadline):
@@ -399,7 +401,7 @@ def _hung_text(rows: list[_Row], limit: float) -> str:
     """Blame a rank that computes before one that waits, the longest silent one first."""
     rank = min(range(len(rows)), key=lambda r: (rows[r].waiting, rows[r].at))
     return (
-        f"rank {rank} hung in {rows[rank].doing or 'starting'}: nothing moved for {limit:.0f} s; "
+        f"rank {rank} hung in {rows[rank].doing or 'starting'}: nothing moved for {limit:g} s; "
         f"all ranks were ended. Use --timeout for a longer wait"
     )
 

@@ -85,9 +85,9 @@ def profile(
 
 def first_contact(source: Source, micro_batch: int, kind: str, threads: int, ranks: int, optimizer: str) -> Profile:
     """Build and capture the model, in a process of its own: a profile without costs, with notes for the user."""
-    launch.beat.phase("building the model")
+    launch.beat.phase(launch.BUILDING)
     workload = source.open()
-    launch.beat.phase("capturing the model")
+    launch.beat.phase(launch.CAPTURING)
     captured = capture_checked(workload, micro_batch)
     facts = facts_of(workload, captured, kind, threads, ranks, optimizer)
     notes, dtype = captured.notes, captured.dtype
@@ -181,11 +181,11 @@ def measure_rank(
 ) -> RankSamples:
     """One rank's part: its layers, and what the runtime costs."""
     device = own_device(kind)
-    launch.beat.phase("building the model")
+    launch.beat.phase(launch.BUILDING)
     begun = time.monotonic()
     workload = source.open()
     workload.model.to(device)
-    launch.beat.phase("capturing")
+    launch.beat.phase(launch.CAPTURING)
     inputs, _ = workload.batch(max(2, min(micro_batches)))
     captured = capture(workload.model, inputs)
     cuts = [index + 1 for index, layer in enumerate(captured.layers[:-1]) if layer.cut_after]

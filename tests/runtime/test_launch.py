@@ -76,6 +76,17 @@ def test_the_first_failing_rank_ends_all(how: str, kind: type[Exception], text: 
     assert _alive(tmp_path) == []
 
 
+def _builds_slowly() -> str:
+    launch.beat.phase(launch.BUILDING)
+    time.sleep(2.5)
+    launch.beat.phase(launch.CAPTURING)
+    return "built"
+
+
+def test_a_rank_that_gets_ready_slowly_is_not_hung() -> None:
+    assert launch.launch(_builds_slowly, (), ranks=1, timeout_s=1) == ["built"]
+
+
 _SCRIPT = """
 import sys
 from autopipe.runtime.launch import launch
