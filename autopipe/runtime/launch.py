@@ -121,7 +121,7 @@ def launch(
         watch.start()
         failure: BaseException
         try:
-            with _quiet_elastic(), _own_signals(), _main_importable():
+            with _quiet_elastic(), _own_signals(), _main_hidden(function, args):
                 results = elastic_launch(_config(ranks), _entry)(function, args, folder, threads, device, os.getpid())
             return [results[rank] for rank in range(ranks)]
         except ChildFailedError as error:
@@ -218,18 +218,30 @@ def _undisturbed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _main_importable() -> Iterator[None]:
-    """A __main__ that was read from standard input has no file that a child could import."""
+def _main_hidden(function: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[None]:
+    """Keep the children from running the main script again, unless they need something that it defines.
+
+    A script that was read from standard input has no file that they could import.
+    """
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)
-    if path is None or os.path.exists(path):
+    if _needs_main(function, args) and (path is None or os.path.exists(path)):
         yield
         return
-    del main.__file__
+    hidden: dict[str, Any] = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
+    main.__spec__ = None
     try:
         yield
     finally:
-        main.__file__ = path
+        vars(main).update(hidden)
+
+
+def _needs_main(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether what the children are given is of a class or function of the main script."""
+    try:
+        return b"__main__" in pickle.dumps((function, args))
+    except Exception:  # it will be told where the children are started
+        return True
 
 
 def _entry(
@@ -345,6 +357,8 @@ def _first_error(folder: Path, ranks: int, failure: ChildFailedError) -> Autopip
 def _death(code: int, last: _Row) -> str:
     """How a rank went that told no error, what it was doing, and what may help."""
     doing = last.phase if last.doing in ("", last.phase) else f"{last.phase}, at {last.doing}"
+    if code == 1 and not last.doing:
+        return 'could not start: a script that hands over its own model does so under if __name__ == "__main__":'
     if code >= 0:
         how, help_ = f"ended with exit code {code}", "does a library that the model uses end the process?"
     else:

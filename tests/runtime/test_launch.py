@@ -87,6 +87,30 @@ def test_a_rank_that_gets_ready_slowly_is_not_hung() -> None:
     assert launch.launch(_builds_slowly, (), ranks=1, timeout_s=1) == ["built"]
 
 
+_BARE = """
+import sys
+from autopipe.runtime.launch import launch
+from tests.runtime.test_launch import _sum_of_ranks
+class Own: pass
+given = (1,) if sys.argv[1] == "plain" else (Own(),)
+print(launch(_sum_of_ranks, given, ranks=1, timeout_s=60))
+"""
+
+
+@pytest.mark.parametrize("given", ["plain", "own"])
+def test_a_script_needs_a_guard_only_for_what_it_defines(given: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(_BARE)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, str(tmp_path / "script.py"), given]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if given == "plain":
+        assert (done.returncode, done.stdout) == (0, "[1.0]\n"), done.stderr
+    else:
+        assert done.stderr.splitlines()[-1].endswith(
+            'hands over its own model does so under if __name__ == "__main__":'
+        )
+
+
 _SCRIPT = """
 import sys
 from autopipe.runtime.launch import launch
