@@ -10,14 +10,20 @@ import pytest
 
 import autopipe
 from autopipe.core import files
+from autopipe.core import schedule as _schedules
 from autopipe.core.cluster import Cluster
 from autopipe.core.plan import Plan
 from autopipe.core.profile import Profile
 from autopipe.core.result import CheckResult
+from autopipe.core.schedule import StageTimes, kinds
+from autopipe.core.stage_seconds import StageSeconds
+from autopipe.core.validation import validate
+from autopipe.exploring import explore
+from autopipe.report.explored import explored_text
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-KINDS = {files._FORMATS[kind]: kind for kind in (Cluster, Profile, Plan, CheckResult)}
+KINDS = {files._FORMATS[kind]: kind for kind in (Cluster, Profile, Plan, CheckResult, StageSeconds)}
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -64,6 +70,34 @@ def test_the_model_file_works():
     loss = names["loss_fn"](names["build_model"]()(*inputs), target)
     assert loss.dim() == 0
     assert torch.isfinite(loss)
+
+
+SCHEDULES = ROOT / "docs" / "schedules.md"
+
+
+def test_the_explored_schedule_is_printed_as_it_is():
+    command, printed, *_ = re.findall(r"^```\n(.*?)^```", SCHEDULES.read_text(), re.MULTILINE | re.DOTALL)
+    assert "ZB-V --ranks 4 --stages 8 --micro-batches 8" in command
+    seconds = StageSeconds.equal(8, forward_s=0.01, input_grad_s=0.01, weight_grad_s=0.007, transfer_s=0.0005)
+    assert explored_text(explore("ZB-V", seconds, ranks=4, micro_batches=8)) == printed.rstrip("\n")
+
+
+def test_every_schedule_is_on_the_page():
+    named = {
+        name.strip()
+        for row in re.findall(r"^\| ([^|]+) \|", SCHEDULES.read_text(), re.MULTILINE)
+        for name in row.split(",")
+    }
+    assert {kind.name for kind in kinds()} <= named
+
+
+def test_the_new_schedule_works(monkeypatch):
+    monkeypatch.setattr("autopipe.core.schedule._KINDS", dict(_schedules._KINDS))
+    monkeypatch.setattr("autopipe.core.schedule._ALIASES", dict(_schedules._ALIASES))
+    exec(blocks(SCHEDULES, "python")[0], {})
+    table = _schedules.kind("OneByOne").schedule(2, 3, times=[StageTimes(1, 2, 1, 1)] * 2)
+    validate(table)
+    assert str(table.order[1][2]) == "1F1"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -85,6 +85,6 @@ def test_random_tables_train_as_one_process(ranks: Ranks, depth: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [2, 4])
-@pytest.mark.parametrize("first", range(1000, 1100, 20))
+@pytest.mark.parametrize("first", range(1000, 1100, 10))
 def test_two_hundred_random_tables_train_as_one_process(ranks: Ranks, first: int, depth: int) -> None:
-    _check_tables(ranks, range(first, first + 20), depth)
+    _check_tables(ranks, range(first, first + 10), depth)
