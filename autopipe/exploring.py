@@ -116,16 +116,20 @@ def explore(
 ) -> Explored:
     """A schedule by name, or the table of a ``.csv`` file, on these stages; transfers inside a rank are free.
 
-    ``memory_cap`` is what a rank may hold. Raises UsageError for a shape that the schedule does not take, NoPlanFits
-    where it holds more than the cap.
+    ``memory_cap`` is what a rank may hold. Of several placements that a schedule takes the best one is shown. Raises
+    UsageError for a shape that the schedule does not take, NoPlanFits where it holds more than the cap.
     """
     times = costs.times()
-    table = _read(name, costs, ranks, micro_batches) if name.endswith(".csv") else None
-    shape = _shape(name, table, costs, ranks, micro_batches, memory_cap)
-    table = table or kind(name).table(shape, times)
-    validate(table)
-    _check_cap(table, peak_in_flight(table), memory_cap)
-    return examine(table, shape, times)
+    if name.endswith(".csv"):
+        read = _read(name, costs, ranks, micro_batches)
+        tables = [(read, _shape(read.placement, costs, ranks, micro_batches, memory_cap))]
+    else:
+        shapes = (_shape(p, costs, ranks, micro_batches, memory_cap) for p in _placements(name, costs.stages, ranks))
+        tables = [(kind(name).table(shape, times), shape) for shape in shapes]
+    for table, _ in tables:
+        validate(table)
+        _check_cap(table, peak_in_flight(table), memory_cap)
+    return min((examine(table, shape, times) for table, shape in tables), key=lambda found: found.makespan_s)
 
 
 def examine(table: Schedule, shape: Shape, times: Sequence[StageTimes]) -> Explored:
@@ -157,25 +161,22 @@ def peak_in_flight(table: Schedule) -> tuple[float, ...]:
     return tuple(peaks)
 
 
-def _shape(
-    name: str, table: Schedule | None, costs: StageSeconds, ranks: int, micro_batches: int, cap: float | None
-) -> Shape:
-    """The shape of a table that was read, or that a schedule by name is asked for."""
-    placement = table.placement if table else _placement(name, costs.stages, ranks)
+def _shape(placement: tuple[int, ...], costs: StageSeconds, ranks: int, micro_batches: int, cap: float | None) -> Shape:
     seconds = costs.transfer_s or (0.0,) * (costs.stages - 1)
     hops_s = tuple(0.0 if a == b else hop for (a, b), hop in zip(pairwise(placement), seconds, strict=True))
     shape = Shape(ranks, micro_batches, placement, hops_s)
     return shape if cap is None else replace(shape, memory=StageMemory.of(shape, cap))
 
 
-def _placement(name: str, stages: int, ranks: int) -> tuple[int, ...]:
+def _placements(name: str, stages: int, ranks: int) -> tuple[tuple[int, ...], ...]:
+    """How a schedule by name may place the stages."""
     chosen = kind(name)
     number, rest = divmod(stages, ranks)
     if rest or not number:
         numbers = chosen.stages_per_rank or (1, 2, 4)
         wanted = " or ".join(str(number * ranks) for number in numbers)
         raise UsageError(f"{stages} stages cannot be shared equally by {ranks} ranks: use --stages {wanted}")
-    return chosen.place(ranks, number)
+    return chosen.placements(ranks, number)
 
 
 def _read(path: str, costs: StageSeconds, ranks: int, micro_batches: int) -> Schedule:

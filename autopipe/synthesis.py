@@ -99,7 +99,7 @@ def synthesize(
     return Synthesis(shape, found.order, found.makespan_s, search.bound_s, search.origin)
 
 
-@schedule(NAME, placement="v", stages_per_rank=(), looks_at_times=True)
+@schedule(NAME, placement="v", stages_per_rank=(), looks_at_times=True, also=("loop",))
 def synthesized(shape: Shape, times: Sequence[StageTimes]) -> Order:
     """The best order in the shape's memory, by default that of p micro-batches."""
     memory = shape.memory or StageMemory.of(shape, shape.ranks)

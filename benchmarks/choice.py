@@ -40,7 +40,7 @@ def plans_of(profile: autopipe.Profile, cluster: autopipe.Cluster, batch: int) -
     """The plan that is chosen among all schedules, and the best plan of each."""
     chosen = autopipe.plan(profile, cluster, global_batch=batch, depths=[RANKS], schedules=["all"])
     each = {}
-    for kind in kinds():
+    for kind in kinds("torch"):
         try:
             each[kind.name] = autopipe.plan(profile, cluster, global_batch=batch, depths=[RANKS], schedules=[kind.name])
         except (NoPlanFits, UsageError) as error:

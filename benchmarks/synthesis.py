@@ -100,7 +100,7 @@ def run(case: Case, cap: float, budget_s: float) -> Result | None:
 
 
 def _known(case: Case, memory: StageMemory) -> Iterator[tuple[float, str]]:
-    for kind in kinds():
+    for kind in kinds("torch"):
         order = known_order(kind, case.shape, case.times)
         made = evaluated(case.shape, order, case.times, memory, fast=True) if order else None
         if made:

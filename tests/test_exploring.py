@@ -9,11 +9,11 @@ import pytest
 
 from autopipe.core import files
 from autopipe.core.errors import FileError, NoPlanFits, UsageError
-from autopipe.core.schedule import Action, kind
+from autopipe.core.schedule import Action, Shape, kind
 from autopipe.core.stage_seconds import StageSeconds
 from autopipe.core.table_csv import to_csv
 from autopipe.core.timeline import Span, Timeline
-from autopipe.exploring import explore, stage_seconds
+from autopipe.exploring import examine, explore, stage_seconds
 from autopipe.report.explored import explored_html, explored_text
 from autopipe.report.lanes import lanes
 
@@ -59,6 +59,18 @@ def test_synthesized_keeps_to_the_cap() -> None:
     assert max(found.peak_in_flight) <= 1.5
     assert found.schedule.name == "Synthesized"
     assert found.lower_bound_s <= found.makespan_s
+
+
+def test_the_better_placement_is_shown() -> None:
+    """Three stages' worth of forwards before the second rank gets anything: a loop starts it after one stage."""
+    costs = StageSeconds((1, 1, 9, 1), (1, 1, 9, 1), (1, 1, 9, 1))
+    found = explore("Synthesized", costs, ranks=2, micro_batches=4)
+    for placement in ((0, 1, 1, 0), (0, 1, 0, 1)):
+        shape = Shape(2, 4, placement)
+        assert (
+            found.makespan_s
+            <= examine(kind("Synthesized").table(shape, costs.times()), shape, costs.times()).makespan_s
+        )
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,8 @@ class Kind:
     takes, () meaning any; of a two-way pipeline one replica is counted. ``refuses`` says why a shape is impossible, or
     nothing. ``looks_at_times``: the order depends on the stages' seconds, on hops or on memory, not on the shape alone.
     ``weights`` is that of its Schedules. ``ahead`` is there where a rank has one stage and runs its F and B in turn,
-    each in micro-batch order: of each stage, how many F come before the first B.
+    each in micro-batch order: of each stage, how many F come before the first B. ``also`` names other placements that
+    it takes.
     """
 
     name: str
@@ -257,6 +258,7 @@ class Kind:
     looks_at_times: bool = False
     weights: str = "flush"
     ahead: Ahead | None = None
+    also: tuple[str, ...] = ()
 
     @property
     def asynchronous(self) -> bool:
@@ -279,6 +281,11 @@ class Kind:
             what = "stage" if allowed == "1" else "stages"
             raise UsageError(f"{self.name} takes {allowed} {what} a rank, not {stages_per_rank}")
         return place(self.placement, ranks, stages_per_rank)
+
+    def placements(self, ranks: int, stages_per_rank: int = 1) -> tuple[tuple[int, ...], ...]:
+        """All ways to place the stages that it takes, its own first. Raises UsageError as ``place`` does."""
+        others = (place(how, ranks, stages_per_rank) for how in self.also)
+        return tuple(dict.fromkeys((self.place(ranks, stages_per_rank), *others)))
 
     def schedule(
         self,
@@ -325,13 +332,13 @@ def schedule(
     looks_at_times: bool = False,
     weights: str = "flush",
     ahead: Ahead | None = None,
+    also: Iterable[str] = (),
 ) -> Callable[[Maker], Maker]:
     """Register a function as the schedule ``name``; see Kind for the arguments."""
 
     def register(make: Maker) -> Maker:
-        kind = Kind(
-            name, make, placement, tuple(stages_per_rank), refuses, tuple(aliases), looks_at_times, weights, ahead
-        )
+        numbers, others = tuple(stages_per_rank), tuple(also)
+        kind = Kind(name, make, placement, numbers, refuses, tuple(aliases), looks_at_times, weights, ahead, others)
         _KINDS[name] = kind
         _ALIASES.update({spelling.lower(): name for spelling in (name, *kind.aliases)})
         return make

@@ -6,7 +6,7 @@ stages are uneven, and their seconds, links and memory give another order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from autopipe.core.errors import UsageError
@@ -31,9 +31,26 @@ class Choice(NamedTuple):
 
 def settled(case: Case, kind: Kind) -> Choice | None:
     """The case's best split; where the schedule looks at times, with the order for it. None where nothing fits."""
+    if not kind.looks_at_times:
+        return Choice(case, case.best) if case.best else None
+    found = (_settled(placed, kind) for placed in _placed(case, kind))
+    return min((choice for choice in found if choice), key=lambda choice: choice.found.step_s, default=None)
+
+
+def _placed(case: Case, kind: Kind) -> Iterator[Case]:
+    """The case, and the same in the other placements that its schedule takes."""
+    table = case.schedule
+    yield case
+    for placement in kind.placements(table.ranks, table.stages // table.ranks)[1:]:
+        shape = Shape(table.ranks, table.micro_batches, placement)
+        yield case.ordered(kind.table(shape, [case.ranges.times(table.stages)] * table.stages))
+
+
+def _settled(case: Case, kind: Kind) -> Choice | None:
+    """Split and order in turn, while the step gets shorter."""
     best = Choice(case, case.best) if case.best else None
     positions = case.best.positions if case.best else _closest(case)
-    for _ in range(_ROUNDS if kind.looks_at_times and positions else 0):
+    for _ in range(_ROUNDS if positions else 0):
         table = _made(case, kind, positions)
         if table is None or (best and table.order == best.case.schedule.order):
             break
