@@ -62,6 +62,10 @@ def test_the_check_is_one_of_that_plan(examples):
     assert result.error == pytest.approx(result.measured.step_s / result.predicted.step_s - 1)
 
 
+def test_the_solver_example_holds():
+    exec(blocks(ROOT / "docs" / "solvers.md", "python")[0], {})
+
+
 def test_the_model_file_works():
     torch = pytest.importorskip("torch")
     names: dict[str, object] = {}

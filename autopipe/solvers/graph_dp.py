@@ -197,6 +197,14 @@ _State = tuple[int, ...]
 """Devices used of each class."""
 
 
+class _Table(NamedTuple):
+    """What an option costs from ideals ``rows`` to those of a block from its ``first`` one on."""
+
+    rows: Indices
+    costs: Floats
+    first: int
+
+
 class _Program:
     """The dynamic program over a family of ideals."""
 
@@ -267,30 +275,51 @@ class _Program:
         limit: float,
     ) -> None:
         """Fill in the values of the outer ideals, from those of the inner ones, which end with the outer ones."""
-        contained = self.family.contained(inner, outer)
-        contained[len(inner) - len(outer) + np.arange(len(outer)), np.arange(len(outer))] = False
-        tables = []
-        for number, rate in enumerate(self.rates):
-            begin = self._begin(limit, rate, self.family.weights[inner], int(outer[0]))
-            costs = np.where(contained[begin:], self.costs(number, inner[begin:], outer), np.inf)
-            tables.append((inner[begin:], costs))
-        for state in self.states[1:]:
-            first, last = np.searchsorted(outer, windows[state])
-            if first < last:
-                best = self._least(values, state, [(rows, costs[:, first:last]) for rows, costs in tables], limit)
-                values[state][outer[first:last]] = np.where(best < limit, best, np.inf)
-                alive[outer[first:last]] |= best < limit
+        ranges = {state: np.searchsorted(outer, windows[state]) for state in self.states[1:]}
+        useful = {state: (int(a), int(b)) for state, (a, b) in ranges.items() if a < b}
+        tables = [self._table(number, values, inner, outer, useful, limit) for number in range(len(self.options))]
+        for state, (first, last) in useful.items():
+            best = self._least(values, state, tables, first, last, limit)
+            values[state][outer[first:last]] = np.where(best < limit, best, np.inf)
+            alive[outer[first:last]] |= best < limit
+
+    def _table(
+        self,
+        number: int,
+        values: dict[_State, Floats],
+        inner: Indices,
+        outer: Indices,
+        useful: dict[_State, tuple[int, int]],
+        limit: float,
+    ) -> _Table:
+        """What an option costs from the ideals that it can lead from, to those that it can lead to."""
+        begin = self._begin(limit, self.rates[number], self.family.weights[inner], int(outer[0]))
+        rows, live = inner[begin:], np.zeros(len(inner) - begin, dtype=bool)
+        live[-len(outer) :] = True  # not known yet
+        ends: list[int] = []
+        for state, columns in useful.items():
+            source = self._source(state, self.options[number])
+            if source is not None:
+                live |= values[source][rows] < limit
+                ends += columns
+        if not ends:
+            return _Table(rows[:0], np.zeros((0, 0)), 0)
+        rows, stops = rows[live], outer[min(ends) : max(ends)]
+        costs = np.where(self.family.contained(rows, stops), self.costs(number, rows, stops), np.inf)
+        costs[np.searchsorted(rows, stops), np.arange(len(stops))] = np.inf
+        return _Table(rows, costs, min(ends))
 
     def _least(
-        self, values: dict[_State, Floats], state: _State, tables: Sequence[tuple[Indices, Floats]], limit: float
+        self, values: dict[_State, Floats], state: _State, tables: Sequence[_Table], first: int, last: int, limit: float
     ) -> Floats:
-        best = np.full(tables[0][1].shape[1], np.inf)
-        for option, (rows, costs) in zip(self.options, tables, strict=True):
+        best = np.full(last - first, np.inf)
+        for option, table in zip(self.options, tables, strict=True):
             source = self._source(state, option)
             if source is not None:
-                before = values[source][rows]
+                before = values[source][table.rows]
                 live = np.flatnonzero(before < limit)
-                reached = np.maximum(before[live, None], costs[live])
+                costs = table.costs[live, first - table.first : last - table.first]
+                reached = np.maximum(before[live, None], costs)
                 np.minimum(best, reached.min(axis=0, initial=np.inf), out=best)
         return best
 

@@ -54,7 +54,8 @@ class Ring:
     def __init__(self, work: Floats, reduced: Floats, choices: Sequence[int]) -> None:
         self._work, self._reduced = work, reduced
         self._possible = np.isfinite(work)
-        self._divided, self._fixed = (work - reduced)[self._possible], reduced[self._possible]
+        self._fixed = reduced[self._possible]
+        self._divided = work[self._possible] - self._fixed
         self._choices = np.array(choices)
         self._next = np.searchsorted(self._choices, np.arange(choices[-1] + 1))
 
