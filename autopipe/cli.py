@@ -27,34 +27,46 @@ app = typer.Typer(
 Devices = Annotated[int | None, typer.Option(min=1, help="How many devices; with --cluster its first N.")]
 MicroBatch = Annotated[str | None, typer.Option(metavar="1,2,4", help="Micro-batch sizes to try.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of one device, where a device is a process on a CPU.")]
-Budget = Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Stop measuring layers after this time.")]
+Budget = Annotated[str | None, typer.Option(metavar="30s", help="Stop measuring layers after this time.")]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback where there would be one line.")]
 
 
 @app.command()
 def profile(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="model.py, or model.py:BUILDER.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="model.py, model.py:BUILDER, or a file of another profiler.")
+    ],
     devices: Annotated[int, typer.Option(min=1, help="How many processes are busy while a layer is timed.")] = 1,
-    micro_batch: MicroBatch = "1,2,4",
+    micro_batch: MicroBatch = None,
     threads: Threads = 1,
     budget: Budget = None,
     optimizer: Annotated[str, typer.Option(help="Optimizer to time: sgd, momentum, adam, adamw.")] = "adamw",
+    device: Annotated[
+        str | None, typer.Option(metavar="h100", help="Compute the costs for this device, which need not be here.")
+    ] = None,
+    origin: Annotated[
+        str | None, typer.Option("--from", metavar="FORMAT", help="Import: pipedream (graph.txt) or table (CSV).")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="float32", help="Number format of imported figures.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The profile's file.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure what each layer of a model costs."""
+    """Measure what each layer of a model costs; compute it for another device; or import what others measured."""
     from autopipe.core import files
-    from autopipe.workflow import make_profile
+    from autopipe.workflow import get_profile
 
-    made, saved = make_profile(
+    made, saved = get_profile(
         model,
+        origin=origin,
+        device=device,
+        dtype=dtype,
         devices=devices,
-        micro_batches=_numbers(micro_batch, "--micro-batch") or (),
+        micro_batches=_numbers(micro_batch, "--micro-batch"),
         threads=threads,
         optimizer=optimizer,
-        budget_s=budget,
+        budget_s=_seconds(budget),
         output=output,
         progress=_progress,
     )
@@ -109,7 +121,7 @@ def plan(
         recompute=recompute,
         threads=threads,
         pins=dict(map(_pin, pin)) if pin else None,
-        budget_s=budget,
+        budget_s=_seconds(budget),
         like=like,
         output=output,
         progress=_progress,
@@ -394,6 +406,13 @@ def _numbers(text: str | None, option: str) -> tuple[int, ...] | None:
     if not all(name.isdecimal() and int(name) for name in names):
         raise UsageError(f"{option} {text!r} is not a list of numbers from 1: write it as 1,2,4")
     return tuple(map(int, names))
+
+
+def _seconds(text: str | None) -> float | None:
+    """``30s``, or a plain number of seconds."""
+    from autopipe.core.units import parse_duration
+
+    return None if text is None else parse_duration(f"{text}s" if text.replace(".", "", 1).isdecimal() else text)
 
 
 def _pin(text: str) -> tuple[str, int]:

@@ -25,6 +25,8 @@ PROFILE_SUFFIX = ".profile.json"
 CLUSTER_SUFFIX = ".cluster.json"
 MICRO_BATCHES = (1, 2, 4, 8)
 """Micro-batch sizes that are tried when none are asked for, as far as they divide the global batch."""
+DEFAULT_SIZES = (1, 2, 4)
+"""Micro-batch sizes that ``profile`` makes when none are asked for."""
 
 Progress = Callable[[str], None]
 T = TypeVar("T", Profile, Cluster)
@@ -137,6 +139,58 @@ def given_split(like: str, profile: Profile, devices: int, schedules: Sequence[s
             kind(name).place(depth, per_rank)
     pins = {layer.name: sum(cut <= index for cut in split.cuts) for index, layer in enumerate(profile.layers)}
     return {"depths": (depth,), "stages_per_rank": per_rank, "pins": pins, "schedules": named or None}
+
+
+def get_profile(
+    source: str,
+    *,
+    origin: str | None,
+    device: str | None,
+    dtype: str | None,
+    devices: int,
+    micro_batches: Sequence[int] | None,
+    threads: int,
+    optimizer: str,
+    budget_s: float | None,
+    output: Path | None,
+    progress: Progress,
+) -> tuple[Profile, Path]:
+    """What ``autopipe profile`` makes of its source, and where it lies: imported, computed, or measured.
+
+    Raises AutopipeError.
+    """
+    from autopipe import elsewhere
+    from autopipe.importers import format_of
+
+    if output:
+        require_folder(output)
+    if name := format_of(source, origin):
+        return elsewhere.imported(
+            source, name, micro_batches=micro_batches, device=device, dtype=dtype, output=output
+        )
+    if dtype is not None:
+        raise UsageError("--dtype is for imported figures: a model file has its own")
+    sizes = micro_batches or DEFAULT_SIZES
+    if device is not None:
+        return elsewhere.analytic(
+            source,
+            device,
+            micro_batches=sizes,
+            threads=threads,
+            optimizer=optimizer,
+            output=output,
+            progress=progress,
+        )
+    return make_profile(
+        source,
+        devices=devices,
+        micro_batches=sizes,
+        threads=threads,
+        optimizer=optimizer,
+        budget_s=budget_s,
+        output=output,
+        progress=progress,
+    )
 
 
 def make_profile(source: str, *, output: Path | None, **options: Any) -> tuple[Profile, Path]:

@@ -83,13 +83,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Devices and links. ``origin`` is ``measured`` or ``declared``, with the source where there is one."""
+    """Devices and links. ``origin`` is ``measured`` or ``declared``; ``sources`` say whose figures they are."""
 
     name: str
     devices: tuple[Device, ...]
     tiers: tuple[Tier, ...]
     pairs: tuple[Pair, ...] = ()
     origin: str = "declared"
+    sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.devices:

@@ -51,13 +51,17 @@ def write(value: File, path: str | Path) -> None:
 
 def read(path: str | Path, kind: type[T]) -> T:
     """Read a file of one kind. Raises FileError that names the file, the field and what to do."""
+    return from_json(read_text(path), kind, str(path))
+
+
+def read_text(path: str | Path) -> str:
+    """A file's text. Raises FileError where there is none."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise FileError(f"{path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path} cannot be read: {error}") from None
-    return from_json(text, kind, str(path))
 
 
 def load(path: str | Path) -> Plan:

@@ -22,6 +22,9 @@ DTYPE_BYTES = {
 }  # fmt: skip
 """Bytes an element, by torch's name of the dtype without the ``torch.``."""
 
+NOISY = 0.05
+"""Above this spread of the model's time a profile, and every plan from it, says that the machine was busy."""
+
 OPTIMIZER_STATE = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """State tensors of a parameter's size that an optimizer keeps for each parameter."""
 
@@ -123,10 +126,11 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class CostTable:
-    """The costs of all layers at one micro-batch size."""
+    """The costs of all layers at one micro-batch size; ``interpolated`` seconds lie between two that were measured."""
 
     micro_batch: int
     layers: tuple[LayerCost, ...]
+    interpolated: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,9 @@ class Profile:
     ``overhead_s`` is what one action of the runtime costs beyond its layers. ``noise`` is the spread of a whole
     forward and backward over the measurement's rounds. ``notes`` are lines for the user on how the model was captured
     and on what micro-batches change in it. ``reduction`` is how its loss adds up over micro-batches. ``structure`` is
-    the digest of what was measured: the operations, shapes and dtypes of the model.
+    the digest of what was measured: the operations, shapes and dtypes of the model. ``origin`` is ``measured``,
+    ``imported`` or ``analytic``, with its ``sources``; a step that is measured is expected within the part ``band`` of
+    one that analytic costs predict. ``out_of_memory`` are micro-batch sizes for which the device had too little memory.
     """
 
     model: str
@@ -157,6 +163,9 @@ class Profile:
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     reduction: Reduction = MEAN
+    sources: tuple[str, ...] = ()
+    band: float = 0.0
+    out_of_memory: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -187,6 +196,10 @@ class Profile:
             if table.micro_batch == micro_batch:
                 return table.layers
         known = ", ".join(map(str, self.micro_batches))
+        if micro_batch in self.out_of_memory:
+            raise UsageError(
+                f"micro-batch {micro_batch} ran out of memory on {self.device} when it was profiled: use one of {known}"
+            )
         raise UsageError(f"micro-batch {micro_batch} was not profiled, only {known}: profile it with --micro-batch")
 
     @property

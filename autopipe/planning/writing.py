@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from autopipe.core.plan import Prediction, Rejected, Stage, TiedParameter
+from autopipe.core.profile import NOISY
 from autopipe.core.units import format_duration, format_percent
+from autopipe.planning.band import band_notes
 from autopipe.planning.outcome import Outcome
 from autopipe.planning.space import Space
 
@@ -52,15 +54,11 @@ def prediction(chosen: Outcome, global_batch: int) -> Prediction:
     return Prediction(line.step_s, global_batch / line.step_s, line.idle, line.peak_bytes)
 
 
-_NOISY = 0.05
-"""Above this spread of the model's time a plan says that its profile is noisy."""
-
-
 def notes(space: Space, chosen: Outcome, others: Sequence[Rejected]) -> Iterator[str]:
     """What a reader should know: of the model, a noisy profile, fewer devices used than offered, what recomputes."""
     yield from chosen.case.setting.profile.notes
     noise = chosen.case.setting.profile.noise
-    if noise > _NOISY:
+    if noise > NOISY:
         yield (
             f"the profile's timings varied by {format_percent(noise)}: the machine was busy, and the prediction is no "
             f"better than that; profile again when it is idle"
@@ -73,9 +71,22 @@ def notes(space: Space, chosen: Outcome, others: Sequence[Rejected]) -> Iterator
         )
         cost = f": {wider.what} would take {format_duration(wider.step_s or 0)} ({wider.reason})" if wider else ""
         yield f"{used} of {offered} devices {'are' if used > 1 else 'is'} used, which is fastest{cost}"
+    yield from band_notes(space, chosen)
+    yield from _other_devices(chosen)
     again = sum(map(len, chosen.recompute))
     if again and chosen.case.recompute == "auto":
         part = sum(chosen.case.ranges.layers.forward[i] for stage in chosen.recompute for i in stage)
         total = chosen.case.ranges.layers.forward.sum()
         who = f"{again} layers recompute their" if again > 1 else "1 layer recomputes its"
         yield f"{who} activations to fit, {format_percent(part / total)} of the forward"
+
+
+def _other_devices(chosen: Outcome) -> Iterator[str]:
+    """Figures of one device on another: where neither is the machine that measured, their speeds are not related."""
+    profile, cluster = chosen.case.setting.profile, chosen.case.setting.cluster
+    names = list(dict.fromkeys(device.name for device in cluster.devices))
+    if profile.origin != "measured" and profile.device not in names:
+        yield (
+            f"the costs are those of {profile.device}, the devices are {', '.join(names)}: their speed in the cluster's "
+            f"file is taken as relative to it"
+        )

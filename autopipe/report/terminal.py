@@ -18,7 +18,7 @@ from rich.text import Text
 
 from autopipe.core.cluster import Cluster, Device
 from autopipe.core.plan import Plan, Rejected, Stage
-from autopipe.core.profile import LayerCost, Profile
+from autopipe.core.profile import NOISY, LayerCost, Profile
 from autopipe.core.result import CheckResult, Rehearsal
 from autopipe.core.schedule import Schedule
 from autopipe.core.timeline import Timeline
@@ -117,6 +117,7 @@ def cluster_text(cluster: Cluster, *, width: int = 100) -> str:
     rows += [
         ("link", f"{tier.name} · joins {many(tier.ranks, 'rank')} · {link_text(tier.link)}") for tier in cluster.tiers
     ]
+    rows += [("source", source) for source in cluster.sources]
     rows += [("pair", f"ranks {pair.first} and {pair.second} · {link_text(pair.link)}") for pair in cluster.pairs]
     return _text([_lines(rows)], width)
 
@@ -248,8 +249,17 @@ def _profile_head(profile: Profile) -> list[Row]:
     return [
         (profile.model, f"{many(len(profile.layers), 'layer')} · {format_count(profile.parameters)} parameters{ties}"),
         ("device", f"{profile.device} · {profile.dtype} · {busy}"),
-        (profile.origin, f"noise {format_percent(profile.noise)} · {format_duration(profile.overhead_s)} an action"),
+        (profile.origin, _certainty(profile)),
+        *(("source", source) for source in profile.sources),
     ]
+
+
+def _certainty(profile: Profile) -> str:
+    """How well the costs are known."""
+    if profile.origin != "measured":
+        return f"not measured here{f' · ± {format_percent(profile.band)}' if profile.band else ''}"
+    busy = ": the machine was busy, profile again when it is idle" if profile.noise > NOISY else ""
+    return f"noise {format_percent(profile.noise)} · {format_duration(profile.overhead_s)} an action{busy}"
 
 
 def _layer_table(profile: Profile, micro_batch: int) -> Table:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from autopipe.runtime.capture import Captured
-from autopipe.runtime.devices import Clock, Mark, synchronize
-from autopipe.runtime.stages import StageModule, build_stages
+from autopipe.runtime.devices import Clock, Stopwatch, synchronize
+from autopipe.runtime.stages import StageModule
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -20,19 +20,26 @@ def detached(sent: Tensors) -> Tensors:
 
 
 class Chain:
-    """Stages run one after another in one process, boundaries detached as between ranks."""
+    """Stages run one after another in one process, boundaries detached as between ranks.
+
+    ``ranges`` are their layers. Some may be left out where the values that cross are alike; see sampling.
+    """
 
     def __init__(
         self,
         captured: Captured,
-        cuts: Sequence[int],
+        ranges: Sequence[tuple[int, int]],
         loss_fn: Callable[[Any, Any], torch.Tensor],
         device: torch.device,
         *,
         deferred: bool = False,
     ) -> None:
-        self.units: list[StageModule] = build_stages(captured, cuts, deferred=deferred)
-        self.clock = Clock(device)
+        again = captured.checkpointed
+        self.units = [
+            StageModule(captured, index, start, stop, recompute=again, deferred=deferred)
+            for index, (start, stop) in enumerate(ranges)
+        ]
+        self.clock: Stopwatch = Clock(device)
         self._captured = captured
         self._loss_fn = loss_fn
         self._deferred = deferred
@@ -55,7 +62,7 @@ class Chain:
 
     def run(self, inputs: Mapping[str, torch.Tensor], target: Any) -> dict[str, list[float]]:
         """Forward and backward of one micro-batch; seconds of each unit by what was timed."""
-        mark, marks = self.clock.mark, dict[str, list[tuple[Mark, Mark]]](forward=[], main=[], weight_grad=[])
+        mark, marks = self.clock.mark, dict[str, list[tuple[Any, Any]]](forward=[], main=[], weight_grad=[])
         received: list[Tensors] = [()]
         sent: list[Tensors] = []
         for index in range(len(self.units)):

@@ -7,7 +7,7 @@ import platform
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -30,6 +30,18 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+class Stopwatch(Protocol):
+    """Moments and the seconds between them: a device's clock, or one that counts what operations would take."""
+
+    device: torch.device
+
+    def mark(self) -> Any:
+        """This moment."""
+
+    def seconds(self, first: Any, second: Any) -> float:
+        """Seconds between two moments."""
 
 
 @dataclass

@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -77,9 +78,10 @@ class LayerTimer:
         device: torch.device,
     ) -> None:
         self.samples = {size: Samples() for size in batches}
-        self._chain = Chain(captured, cuts, loss_fn, device)
-        self._deferred = Chain(captured, cuts, loss_fn, device, deferred=True)
-        self._single = Chain(captured, (), loss_fn, device)
+        ranges = list(pairwise([0, *cuts, len(captured.layers)]))
+        self._chain = Chain(captured, ranges, loss_fn, device)
+        self._deferred = Chain(captured, ranges, loss_fn, device, deferred=True)
+        self._single = Chain(captured, [(0, len(captured.layers))], loss_fn, device)
         self._steppers = [make_optimizer(optimizer, list(unit.parameters()), lr=0.0) for unit in self._chain.units]
         self._whole_stepper = make_optimizer(optimizer, list(self._single.units[0].parameters()), lr=0.0)
         self._ready = {

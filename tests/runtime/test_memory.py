@@ -61,7 +61,7 @@ def test_the_last_layer_holds_the_models_output_as_the_runtime_does() -> None:
     inputs = torch.randn(4, 8)
     captured = capture(model, (inputs,))
     chains = [
-        Chain(captured, [1], lambda output, _: output.sum(), torch.device("cpu"), deferred=deferred)
+        Chain(captured, [(0, 1), (1, 2)], lambda output, _: output.sum(), torch.device("cpu"), deferred=deferred)
         for deferred in (False, True)
     ]
     for chain in chains:

@@ -42,6 +42,27 @@ def stood_in(model: nn.Module, device: torch.device) -> Iterator[None]:
             table.update(content)  # type: ignore[arg-type]
 
 
+@contextlib.contextmanager
+def building_weightless() -> Iterator[None]:
+    """While active, the parameters that modules register go to the meta device: no memory, no time to fill them.
+
+    Buffers stay as they are, for graphs may compute with them. A tensor that is allocated and not yet written to takes
+    no memory, so that a module's parameter costs nothing before it is registered either.
+    """
+    original = nn.Module.register_parameter
+
+    def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.detach().to("meta"), param.requires_grad)
+        original(self, name, param)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = original  # type: ignore[method-assign]
+
+
 def _fake(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     with fake_mode():
         value = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
