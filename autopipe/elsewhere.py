@@ -61,8 +61,6 @@ def analytic(
     default = stem.with_name(f"{stem.name}{'.' + builder if builder else ''}.{device}.profile.json")
     saved = output or default
     _ = ModelFile.parse(source).digest  # a file that is not there is told before anything else
-    made = analytic_profile(
-        source, hardware, micro_batches=micro_batches, optimizer=optimizer, progress=progress
-    )
+    made = analytic_profile(source, hardware, micro_batches=micro_batches, optimizer=optimizer, progress=progress)
     files.write(made, saved)
     return made, saved

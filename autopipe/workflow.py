@@ -165,9 +165,7 @@ def get_profile(
     if output:
         require_folder(output)
     if name := format_of(source, origin):
-        return elsewhere.imported(
-            source, name, micro_batches=micro_batches, device=device, dtype=dtype, output=output
-        )
+        return elsewhere.imported(source, name, micro_batches=micro_batches, device=device, dtype=dtype, output=output)
     if dtype is not None:
         raise UsageError("--dtype is for imported figures: a model file has its own")
     sizes = micro_batches or DEFAULT_SIZES

@@ -15,18 +15,23 @@ from autopipe.importers import Facts, format_of, import_profile
 from autopipe.importers.facts import shape_of
 
 PROFILES = Path(__file__).parents[1] / "profiles"
-GRAPH = """\
-node1 -- Input -- forward_compute_time=500.000, backward_compute_time=0.000, activation_size=96.000, parameter_size=0.000
-node4 -- Add -- forward_compute_time=1.000, backward_compute_time=2.000, activation_size=[40.0; 24.0], parameter_size=0.000
-node2 -- Linear(in_features=3, out_features=4) -- forward_compute_time=2.500, backward_compute_time=5.000, activation_size=64.000, parameter_size=48.000
-node3 -- ReLU(inplace) -- forward_compute_time=0.500, backward_compute_time=0.250, activation_size=64.000, parameter_size=0.000 -- stage_id=1
-node5 -- __getitem__(1) -- forward_compute_time=0.000, backward_compute_time=0.000, activation_size=8.000, parameter_size=0.000
-\tnode1 -- node2
-\tnode2 -- node3
-\tnode3 -- node4
-\tnode2 -- node4
-\tnode4 -- node5
-"""
+
+
+def node(name: str, what: str, forward: str, backward: str, activation: str, parameters: str = "0.000") -> str:
+    times = f"forward_compute_time={forward}, backward_compute_time={backward}"
+    return f"{name} -- {what} -- {times}, activation_size={activation}, parameter_size={parameters}"
+
+
+GRAPH = "\n".join(
+    [
+        node("node1", "Input", "500.000", "0.000", "96.000"),
+        node("node4", "Add", "1.000", "2.000", "[40.0; 24.0]"),
+        node("node2", "Linear(in_features=3, out_features=4)", "2.500", "5.000", "64.000", "48.000"),
+        node("node3", "ReLU(inplace)", "0.500", "0.250", "64.000") + " -- stage_id=1",
+        node("node5", "__getitem__(1)", "0.000", "0.000", "8.000"),
+        *("\tnode1 -- node2", "\tnode2 -- node3", "\tnode3 -- node4", "\tnode2 -- node4", "\tnode4 -- node5", ""),
+    ]
+)
 TABLE = "layer,forward_ms,backward (ms),output [kB],parameters\nembed,2,4,8,100\nblock,10,20,8,200\nhead,1,2,4,50\n"
 
 

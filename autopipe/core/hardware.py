@@ -29,7 +29,8 @@ class Hardware:
 
     ``flops_per_s`` is by dtype, for matrices; a dtype that is not there runs at float32's. ``reached`` is the part of
     the peak that each class of operations reaches: of the arithmetic for ``matmul``, ``attention`` and
-    ``convolution``, of the memory's for MEMORY_CLASSES. ``kernel_s`` is what an operation takes at least.
+    ``convolution``, of the memory's for MEMORY_CLASSES. ``kernel_s`` is what an operation takes at least. What
+    is no larger than ``cache_bytes`` moves ``cached`` times as fast.
     """
 
     name: str
@@ -40,16 +41,22 @@ class Hardware:
     reached: Mapping[str, float]
     kernel_s: float
     is_gpu: bool = True
+    cache_bytes: int = 0
+    cached: float = 1.0
 
     def seconds(self, kind: str, flops: float, size: int, dtype: str) -> float:
         """What an operation of a class takes: the longest of its arithmetic, its traffic, and an empty kernel."""
         peak = self.flops_per_s.get(dtype, self.flops_per_s["float32"])
         memory = self.reached[kind] if kind in MEMORY_CLASSES else self.reached["pointwise"]
+        if size <= self.cache_bytes:
+            memory *= self.cached
         arithmetic_s = flops / (peak * self.reached[kind]) if flops else 0.0
         return max(arithmetic_s, size / (self.bytes_per_s * memory), self.kernel_s)
 
 
-def _gpu(name: str, memory_gb: int, bandwidth: float, half: float, single: float, double: float, source: str) -> Hardware:
+def _gpu(
+    name: str, memory_gb: int, bandwidth: float, half: float, single: float, double: float, source: str
+) -> Hardware:
     """A GPU: memory in 10⁹ bytes, bandwidth in 10⁹ bytes/s, dense 10¹² FLOP/s for 16-, 32- and 64-bit floats."""
     flops = {"bfloat16": half, "float16": half, "float32": single, "float64": double}
     return Hardware(

@@ -1,6 +1,6 @@
 """PipeDream's profiles: graph.txt, as its profiler writes them (Narayanan et al., SOSP 2019).
 
-    node2 -- Conv2d(3, 64, …) -- forward_compute_time=2.1, backward_compute_time=2.8, activation_size=8.0, parameter_size=4.0
+    node2 -- Conv2d(3, 64) -- forward_compute_time=2.1, backward_compute_time=2.8, activation_size=8.0, parameter_size=4
     <TAB>node2 -- node3
 
 Times are milliseconds and sizes bytes of one mini-batch; an activation size may be a list ``[a; b]``, which is summed.
@@ -162,9 +162,9 @@ def _edges(layers: Sequence[Node], edges: Sequence[tuple[str, str]], micro_batch
     for producer, consumer in edges:
         readers.setdefault(place[producer], set()).add(place[consumer])
     found = []
-    for producer, consumers in sorted(readers.items()):
-        node = layers[producer]
+    for index, consumers in sorted(readers.items()):
+        node = layers[index]
         shape = shape_of({micro_batch: node.activation_bytes}, dtype)
         assert shape is not None  # one size can always be had as bytes
-        found.append(Edge(node.label, producer, tuple(sorted(consumers)), *shape))
+        found.append(Edge(node.label, index, tuple(sorted(consumers)), *shape))
     return found

@@ -4,10 +4,10 @@
     embed,0.2,0.4,16.8,51463168
     block0,1.9,3.8,16.8,12596224
 
-A row is a layer, in execution order. A column's unit ends its name, in whatever form: ``forward_ms``, ``forward (ms)``,
-``output [MiB]``. ``parameters`` without a unit is their number. ``held`` (bytes kept for the backward, else the output),
-``workspace``, ``optimizer`` and ``micro_batch`` (several sizes in one file) may be there too. Each layer's output goes to
-the next layer.
+A row is a layer, in execution order. A column's unit ends its name, in whatever form: ``forward_ms``,
+``forward (ms)``, ``output [MiB]``. ``parameters`` without a unit is their number. ``held`` (bytes kept for the
+backward, else the output), ``workspace``, ``optimizer`` and ``micro_batch`` (several sizes in one file) may be there.
+Each layer's output goes to the next layer.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _edge(index: int, row: Row, facts: Facts) -> Edge:
     shape = shape_of(sizes, facts.dtype)
     if shape is None:
         raise FileError(
-            f"{facts.path}: the output of layer {row.name} is {sizes} bytes at these micro-batches: it must be the same "
-            f"at all, or grow with the micro-batch"
+            f"{facts.path}: the output of layer {row.name} is {sizes} bytes at these micro-batches: it must be the "
+            f"same at all, or grow with the micro-batch"
         )
     return Edge(row.name, index, (index + 1,), *shape)

@@ -46,7 +46,8 @@ def _flip(space: Space, chosen: Outcome, factor: float) -> str | None:
         return None
     case = best.case
     how = "faster" if factor < 1 else "slower"
-    what = f"{case.schedule.name}, {case.stages} stage{'s' if case.stages > 1 else ''}, micro-batches of {case.micro_batch}"
+    stages = f"{case.stages} stage{'s' if case.stages > 1 else ''}"
+    what = f"{case.schedule.name}, {stages}, micro-batches of {case.micro_batch}"
     return (
         f"the choice flips inside the band: {format_percent(abs(1 - factor))} {how}, {what} would save "
         f"{format_percent(gain)} of the step"
@@ -55,13 +56,15 @@ def _flip(space: Space, chosen: Outcome, factor: float) -> str | None:
 
 def scaled(profile: Profile, factor: float) -> Profile:
     """The profile with all computing ``factor`` times as long."""
-    tables = [replace(table, layers=tuple(_scaled_layer(cost, factor) for cost in table.layers)) for table in profile.costs]
+    tables = [
+        replace(table, layers=tuple(_scaled_layer(cost, factor) for cost in table.layers)) for table in profile.costs
+    ]
     return replace(profile, costs=tuple(tables))
 
 
 def _scaled_layer(cost: LayerCost, factor: float) -> LayerCost:
-    return replace(cost, **{name: getattr(cost, name) * factor for name in _LAYER_SECONDS})  # type: ignore[arg-type]
+    return replace(cost, **{name: getattr(cost, name) * factor for name in _LAYER_SECONDS})
 
 
 def _scaled_stage(cost: StageCost, factor: float) -> StageCost:
-    return replace(cost, **{name: getattr(cost, name) * factor for name in _LAYER_SECONDS})  # type: ignore[arg-type]
+    return replace(cost, **{name: getattr(cost, name) * factor for name in _LAYER_SECONDS})

@@ -87,6 +87,6 @@ def _other_devices(chosen: Outcome) -> Iterator[str]:
     names = list(dict.fromkeys(device.name for device in cluster.devices))
     if profile.origin != "measured" and profile.device not in names:
         yield (
-            f"the costs are those of {profile.device}, the devices are {', '.join(names)}: their speed in the cluster's "
-            f"file is taken as relative to it"
+            f"the costs are those of {profile.device}, the devices are {', '.join(names)}: their speed in the "
+            f"cluster's file is taken as relative to it"
         )

@@ -1,4 +1,4 @@
-"""Analytic costs: the model on the meta device, one unit of each kind run without data, a roofline in the clock's place.
+"""Analytic costs: a model without weights, one unit of each kind run without data, a roofline in the clock's place.
 
 An operation takes the longest of its arithmetic at the part of the peak that its class reaches, its traffic at the part
 of the memory's speed, and the time of an empty kernel. Bytes are exact: what autograd keeps is counted on tensors that
@@ -48,9 +48,7 @@ def analytic_profile(
 
     Raises ModelError or CaptureError for a model that cannot be captured.
     """
-    return analytic_profiles(
-        model, [hardware], micro_batches=micro_batches, optimizer=optimizer, progress=progress
-    )[0]
+    return analytic_profiles(model, [hardware], micro_batches=micro_batches, optimizer=optimizer, progress=progress)[0]
 
 
 def analytic_profiles(
@@ -72,7 +70,7 @@ def analytic_profiles(
     inputs, target = workload.batch(max(2, min(micro_batches)))
     captured = capture(workload.model, inputs, loss=lambda made: workload.loss(made, target))
     say("counting operations")
-    tables = [_tables(workload, captured, size, devices, optimizer) for size in sorted(set(micro_batches))]
+    tables = [cost_tables(workload, captured, size, devices, optimizer) for size in sorted(set(micro_batches))]
     facts = [_facts(workload, captured, hardware, optimizer) for hardware in devices]
     return [dataclasses.replace(f, costs=tuple(t)) for f, t in zip(facts, zip(*tables, strict=True), strict=True)]
 
@@ -88,10 +86,10 @@ def _facts(workload: Workload, captured: Captured, hardware: Hardware, optimizer
     )
 
 
-def _tables(
+def cost_tables(
     workload: Workload, captured: Captured, size: int, devices: Sequence[Hardware], optimizer: str
 ) -> list[CostTable]:
-    """The costs at a micro-batch size, for each device."""
+    """The costs of a model that was built without weights at a micro-batch size, for each device."""
     inputs, target = workload.batch(size)
     cuts = [index + 1 for index, layer in enumerate(captured.layers[:-1]) if layer.cut_after]
     sampling = sample(captured, cuts, INSTANCES)
@@ -163,7 +161,7 @@ def _run(
                 stack.enter_context(stood_in(unit, device))
         for chain in chains:
             chain.run(inputs, target)  # the gradients are there from now on, as in the middle of a step
-        sizes = unit_bytes(*chains, inputs, target)
+        sizes = unit_bytes(chains[0], chains[1], inputs, target)
         operations = stack.enter_context(Operations())
         seconds: dict[str, list[Any]] = {}
         for chain in chains:

@@ -118,7 +118,9 @@ _MORE: dict[str, Callable[..., int]] = {
     "transformers.grouped_mm_fallback": _grouped,
     "transformers.grouped_mm_fallback_backward": _grouped_backward,
     "aten._scaled_dot_product_flash_attention_for_cpu": lambda q, k, v, *_, **__: _attention(q, k, v),
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward": lambda g, q, k, v, *_, **__: 5 * _attention(q, k, v) // 2,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": lambda g, q, k, v, *_, **__: (
+        5 * _attention(q, k, v) // 2
+    ),
 }
 """Formulas that torch's counter lacks."""
 
@@ -189,5 +191,3 @@ _ON_CUDA: dict[Any, Callable[..., Any]] = {
     aten.scaled_dot_product_attention.default: _sdpa,
     torch.nn.functional.scaled_dot_product_attention: _sdpa,
 }
-
-

@@ -1,8 +1,8 @@
-"""Which units of a model are run to know the cost of all: equal ones a few times, so that cost grows with distinct ones.
+"""Which units of a model are run to know what all cost: of equal ones a few, so that effort grows with distinct ones.
 
 A unit is the layers between two legal cuts. Units with equal operations, shapes and dtypes, and with equal values over
-their two boundaries, are of one kind. The units that are run form a chain of their own: after a unit it goes on with any
-later one whose predecessor is of the same kind, for the values that it is given are like those that it would get.
+their two boundaries, are of one kind. The units that are run form a chain of their own: after a unit it goes on with
+any later one whose predecessor is of the same kind, for the values that it is given are like those that it would get.
 
     units   E A A A A A A A N H        kinds by letter
     run     E A A         A A N H      the first two A and the last two; the values of the second go to the last but one
@@ -22,8 +22,11 @@ INSTANCES = 4
 
 @dataclass(frozen=True)
 class Sampling:
-    """``ranges`` are the layers of all units, ``kinds`` what tells them apart, ``run`` the numbers of those that are run,
-    ascending, always with the first and the last."""
+    """The units and those that are run.
+
+    ``ranges`` are the layers of all units, ``kinds`` what tells them apart, ``run`` the numbers of those that are run,
+    ascending, always with the first and the last.
+    """
 
     ranges: tuple[tuple[int, int], ...]
     kinds: tuple[Hashable, ...]

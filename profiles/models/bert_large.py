@@ -13,9 +13,7 @@ TOKENS = 512
 
 def build_model() -> nn.Module:
     """24 layers, 1,024 wide."""
-    config = BertConfig(
-        num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096
-    )
+    config = BertConfig(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096)
     return BertForMaskedLM(config).to(torch.bfloat16)
 
 
