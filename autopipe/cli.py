@@ -27,7 +27,21 @@ app = typer.Typer(
 Devices = Annotated[int | None, typer.Option(min=1, help="How many devices; with --cluster its first N.")]
 MicroBatch = Annotated[str | None, typer.Option(metavar="1,2,4", help="Micro-batch sizes to try.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of one device, where a device is a process on a CPU.")]
-Budget = Annotated[str | None, typer.Option(metavar="30s", help="Stop measuring layers after this time.")]
+
+
+def _seconds(text: str) -> float:
+    """``30s``, or a plain number of seconds; what is neither is wrong usage."""
+    from autopipe.core.units import parse_duration
+
+    try:
+        return parse_duration(f"{text}s" if text.replace(".", "", 1).isdecimal() else text)
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+Budget = Annotated[
+    float | None, typer.Option(parser=_seconds, metavar="30s", help="Stop measuring layers after this time.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback where there would be one line.")]
 
@@ -66,7 +80,7 @@ def profile(
         micro_batches=_numbers(micro_batch, "--micro-batch"),
         threads=threads,
         optimizer=optimizer,
-        budget_s=_seconds(budget),
+        budget_s=budget,
         output=output,
         progress=_progress,
     )
@@ -121,7 +135,7 @@ def plan(
         recompute=recompute,
         threads=threads,
         pins=dict(map(_pin, pin)) if pin else None,
-        budget_s=_seconds(budget),
+        budget_s=budget,
         like=like,
         output=output,
         progress=_progress,
@@ -406,13 +420,6 @@ def _numbers(text: str | None, option: str) -> tuple[int, ...] | None:
     if not all(name.isdecimal() and int(name) for name in names):
         raise UsageError(f"{option} {text!r} is not a list of numbers from 1: write it as 1,2,4")
     return tuple(map(int, names))
-
-
-def _seconds(text: str | None) -> float | None:
-    """``30s``, or a plain number of seconds."""
-    from autopipe.core.units import parse_duration
-
-    return None if text is None else parse_duration(f"{text}s" if text.replace(".", "", 1).isdecimal() else text)
 
 
 def _pin(text: str) -> tuple[str, int]:
