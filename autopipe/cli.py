@@ -6,6 +6,7 @@ model that fails; 130 interrupted. Everything heavy is imported inside the verb 
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -335,13 +336,15 @@ def export(
 
 @app.command()
 def cluster(
-    devices: Annotated[int, typer.Option(min=1, help="How many local devices.")] = 2,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="How many local devices (2); under torchrun all of its ranks.")
+    ] = None,
     threads: Threads = 1,
     output: Annotated[Path, typer.Option("-o", "--output", help="The cluster's file.")] = Path("cluster.json"),
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure latency and bandwidth between local devices."""
+    """Measure devices and the links between them, here or under torchrun on several hosts."""
     from autopipe.core import files
     from autopipe.workflow import require_folder
 
@@ -349,6 +352,8 @@ def cluster(
     from autopipe.runtime.links import measure_cluster
 
     measured = measure_cluster(devices, threads=threads, progress=_progress)
+    if os.environ.get("RANK", "0") != "0":  # torchrun's other ranks
+        return
     files.write(measured, output)
     if as_json:
         print(files.to_json(measured), end="")

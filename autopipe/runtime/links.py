@@ -1,17 +1,22 @@
-"""Latency and bandwidth between ranks, both directions at once, as a pipeline uses them.
+"""The devices of a run and the links between them: latency and bandwidth both ways at once, as a pipeline uses them.
 
 A pair exchanges messages of one size, receives posted before sends (the other way round halves gloo's bandwidth). The
 latency is the median time of the smallest messages; the bandwidth is what the largest ones need beyond it. What a late
-receiver waits (Link.late_s) is read off a small pipeline between the first two ranks.
+receiver waits (Link.late_s) is read off a small pipeline between the first two ranks. How fast a device is, relative
+to rank 0's, comes from one kernel that all ranks run at once. Under torchrun the ranks may be on several hosts: then
+links between hosts are a tier of their own.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
+import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,29 +30,75 @@ SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 REPEATS = 15
 TIMEOUT_S = 120.0
 DIFFERENT = 2.0
-"""A pair whose bandwidth is this many times off the median is listed apart."""
+"""A pair whose bandwidth is this many times off its tier's median is listed apart."""
+AS_FAST = 0.25
+"""Devices of one name whose speeds differ by less than this part are equally fast: busy machines vary as much."""
+KERNEL = {"cpu": (256, 40), "cuda": (4096, 40)}
+"""The side of the matrices that are multiplied to compare devices, and how often."""
+MOST_PAIRS = 28
+"""So many pairs of a tier are measured, those of neighbours first."""
+
+Links = Mapping[tuple[int, int], Link]
 
 
-def measure_cluster(devices: int, *, threads: int = 1, progress: Callable[[str], None] | None = None) -> Cluster:
-    """The local devices and their links. Raises RankFailed when a process dies.
+class Found(NamedTuple):
+    """What a rank says of itself, and the links that it was the first of."""
 
-    CPU devices beyond the cores are taken to be linked as the ones that were measured.
+    host: str
+    device: str
+    memory_bytes: int
+    kernel_s: float
+    links: dict[tuple[int, int], Link]
+
+
+def measure_cluster(
+    devices: int | None = None, *, threads: int = 1, progress: Callable[[str], None] | None = None
+) -> Cluster:
+    """The local devices (2 by default), or under torchrun all of its ranks, and their links.
+
+    CPU devices beyond the cores are taken to be linked as the ones that were measured. Raises RankFailed when a
+    process dies.
     """
     kind = default_device()
-    device = Device(describe(kind, threads), memory_bytes(kind, devices), devices)
-    if devices == 1:
-        return Cluster("local", (device,), (), origin="measured")
-    ranks = devices if kind == "cuda" else min(devices, max(2, cores()))
+    joined = dist.is_torchelastic_launched()
+    count = devices or (int(os.environ["WORLD_SIZE"]) if joined else 2)
+    ranks = count if joined or kind == "cuda" else min(count, max(2, cores()))
+    if count == 1:
+        return Cluster("local", (Device(describe(kind, threads), memory_bytes(kind, 1)),), (), origin="measured")
     found = launch.launch(
-        _measure_rank, (kind,), ranks=ranks, timeout_s=TIMEOUT_S, threads=threads, device=kind, progress=progress
-    )[0]
-    usual = Link(
-        statistics.median(link.latency_s for link in found.values()),
-        statistics.median(link.bytes_per_s for link in found.values()),
-        statistics.median(link.late_s for link in found.values()),
+        measure_rank, (kind, threads), ranks=ranks, timeout_s=TIMEOUT_S, threads=threads, device=kind, progress=progress
     )
-    pairs = tuple(Pair(a, b, link) for (a, b), link in found.items() if _differs(link, usual))
-    return Cluster("local", (device,), (Tier("local", devices, usual),), pairs, origin="measured")
+    return cluster_of(found, count)
+
+
+def cluster_of(found: Sequence[Found], count: int) -> Cluster:
+    """The cluster of what all ranks found; ``count`` devices where more are planned for than were measured."""
+    links = {pair: link for each in found for pair, link in each.links.items()}
+    hosts = [each.host for each in found]
+    inside = {pair: link for pair, link in links.items() if hosts[pair[0]] == hosts[pair[1]]}
+    between = {pair: link for pair, link in links.items() if pair not in inside}
+    tiers = []
+    if inside:
+        tiers.append(Tier("host" if between else "local", _on_a_host(hosts) if between else count, _usual(inside)))
+    if between:
+        tiers.append(Tier("network", count, _usual(between)))
+    of_tier = [(pair, link, tiers[-1 if pair in between else 0].link) for pair, link in links.items()]
+    pairs = tuple(Pair(*pair, link) for pair, link, usual in of_tier if _differs(link, usual))
+    name = "local" if len(set(hosts)) == 1 else f"{len(set(hosts))} hosts"
+    return Cluster(name, _devices(found, count), tuple(tiers), pairs, origin="measured")
+
+
+def _on_a_host(hosts: Sequence[str]) -> int:
+    """The ranks of a host; of the smallest one where they differ, so that no tier claims a link that is not there."""
+    return min(len(list(group)) for _, group in itertools.groupby(hosts))
+
+
+def _usual(links: Links) -> Link:
+    return Link(
+        statistics.median(link.latency_s for link in links.values()),
+        statistics.median(link.bytes_per_s for link in links.values()),
+        statistics.median(link.late_s for link in links.values()),
+    )
 
 
 def _differs(link: Link, usual: Link) -> bool:
@@ -55,10 +106,34 @@ def _differs(link: Link, usual: Link) -> bool:
     return ratio > DIFFERENT or ratio < 1 / DIFFERENT
 
 
-def _measure_rank(kind: str) -> dict[tuple[int, int], Link]:
+def _devices(found: Sequence[Found], count: int) -> tuple[Device, ...]:
+    """Equal neighbours as one entry; the devices that were not measured are like the last one.
+
+    CPU ranks that were planned for beyond the cores share the memory of the host with the others.
+    """
+    memory = [each.memory_bytes * len(found) // count if count > len(found) else each.memory_bytes for each in found]
+    singles = [
+        Device(each.device, size, speed=_speed(each, found[0])) for each, size in zip(found, memory, strict=True)
+    ]
+    singles += singles[-1:] * (count - len(found))
+    return tuple(replace(device, count=len(list(group))) for device, group in itertools.groupby(singles))
+
+
+def _speed(each: Found, first: Found) -> float:
+    """The speed relative to rank 0's device, in two digits."""
+    ratio = first.kernel_s / each.kernel_s
+    same = each.device == first.device and abs(ratio - 1) < AS_FAST
+    return 1.0 if same else float(f"{ratio:.2g}")
+
+
+def measure_rank(kind: str, threads: int) -> Found:
+    """One rank's part: its device, then every pair in turn."""
     device = own_device(kind)
+    launch.beat.phase("comparing the devices")
+    dist.barrier()
+    kernel = kernel_s(device)
     found = {}
-    for first, second in itertools.combinations(range(dist.get_world_size()), 2):
+    for first, second in measured_pairs(dist.get_world_size()):
         launch.beat.phase(f"measuring the link between ranks {first} and {second}")
         dist.barrier()
         link = _measure_pair(first, second, device)
@@ -66,8 +141,39 @@ def _measure_rank(kind: str) -> dict[tuple[int, int], Link]:
             found[first, second] = link
     launch.beat.phase("measuring what late receives cost")
     pair = dist.new_group([0, 1])
-    late_s = runtime_costs(device, pair)[1] if dist.get_rank() < 2 else 0.0
-    return {ranks: replace(link, late_s=late_s) for ranks, link in found.items()}
+    late = torch.tensor([runtime_costs(device, pair)[1] if dist.get_rank() < 2 else 0.0], device=device)
+    dist.broadcast(late, 0)
+    links = {ranks: replace(link, late_s=float(late)) for ranks, link in found.items()}
+    memory = memory_bytes(kind, int(os.environ["LOCAL_WORLD_SIZE"]))
+    return Found(_host(), describe(kind, threads), memory, kernel, links)
+
+
+def _host() -> str:
+    """The host's name, with the network namespace on Linux: two namespaces behave as two hosts."""
+    try:
+        return f"{platform.node()} {os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return platform.node()
+
+
+def measured_pairs(ranks: int) -> list[tuple[int, int]]:
+    """The pairs to measure, nearest first: all where they are few, for a pipeline uses neighbours."""
+    every = sorted(itertools.combinations(range(ranks), 2), key=lambda pair: (pair[1] - pair[0], pair))
+    return every[: max(MOST_PAIRS, ranks - 1)]
+
+
+def kernel_s(device: torch.device) -> float:
+    """Median seconds of one multiplication of matrices; the first quarter is warm-up."""
+    side, times = KERNEL[device.type]
+    factor = torch.ones(side, side, device=device)
+    seconds = []
+    for _ in range(times):
+        synchronize(device)
+        start = time.perf_counter()
+        torch.mm(factor, factor)
+        synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[times // 4 :])
 
 
 def _measure_pair(first: int, second: int, device: torch.device) -> Link | None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopipe.core.errors import ModelError
 from autopipe.core.reduction import MEAN, Reduction
 from autopipe.core.units import format_percent
 from autopipe.runtime.parity import TOLERANCE, difference, restore_buffers, saved_buffers, without_dropout
@@ -22,6 +23,7 @@ from autopipe.runtime.workload import Workload, call, rows
 
 ROWS = 2
 """Rows of a micro-batch here; the batch has two of them."""
+_NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 _BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
 Gradients = dict[str, torch.Tensor | None]
 
@@ -29,13 +31,19 @@ Gradients = dict[str, torch.Tensor | None]
 def find_reduction(workload: Workload, dtype: str) -> tuple[Reduction, str | None]:
     """How the model's loss adds up, and a line for the user; None where it is a plain mean over rows.
 
-    Dropout is off. Differences below ten times the parity's tolerance are rounding. The model is used up: it is left
-    without dropout, and with other buffers.
+    Dropout is off. Differences below ten times the parity's tolerance are rounding. Where there is no memory for a
+    batch of two micro-batches, the line says that they were not compared. The model is used up: it is left without
+    dropout, and with other buffers.
     """
     model = without_dropout(workload.model)
     inputs, target = batch = workload.batch(2 * ROWS)
     state = saved_buffers(model)
-    whole = _gradients(model, workload, batch)
+    try:
+        whole = _gradients(model, workload, batch)
+    except (*_NO_MEMORY, ModelError) as error:
+        if not isinstance(error.__cause__ if isinstance(error, ModelError) else error, _NO_MEMORY):
+            raise
+        return MEAN, f"a batch of {2 * ROWS} does not fit: whether micro-batches change the gradients was not looked at"
     restore_buffers(model, state)
     cuts = pieces(2 * ROWS, ROWS)
     parts = [_gradients(model, workload, rows(batch, start, stop)) for start, stop in cuts]

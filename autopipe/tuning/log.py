@@ -45,7 +45,7 @@ class Trial:
 def status_of(error: Exception) -> str:
     """Which kind of failure an error is."""
     text = str(error).lower()
-    if "memoryerror" in text or "out of memory" in text or "outofmemory" in text or "cannot allocate" in text:
+    if "memoryerror" in text or "out of memory" in text or "outofmemory" in text or "allocate memory" in text:
         return MEMORY
     return HUNG if " hung in " in text or "its time was over" in text else FAILED
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -141,3 +142,21 @@ def test_reductions_that_cannot_be_meant_are_refused() -> None:
     for wrong in (("product",), ("count",), ("mean", "target")):
         with pytest.raises(UsageError):
             Reduction(*wrong)
+
+
+def test_a_batch_that_does_not_fit_is_said_and_no_error() -> None:
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if len(output) > 2:
+            raise MemoryError("no room")
+        return ((output - target) ** 2).mean()
+
+    def example(size: int) -> tuple[tuple[torch.Tensor], torch.Tensor]:
+        return (torch.ones(size, 3),), torch.zeros(size, 1)
+
+    workload = Workload("small", nn.Linear(3, 1), example, loss)
+    reduction, told = find_reduction(workload, "float32")
+    assert reduction == MEAN
+    assert "a batch of 4 does not fit" in str(told)
+    other = replace(workload, loss_fn=lambda output, target: 1 / 0)
+    with pytest.raises(ModelError, match="ZeroDivisionError"):
+        find_reduction(other, "float32")
