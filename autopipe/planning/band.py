@@ -10,7 +10,7 @@ from autopipe.core.stage import StageCost
 from autopipe.core.units import format_duration, format_percent
 from autopipe.planning.outcome import Outcome
 from autopipe.planning.space import Space, search
-from autopipe.simulate import simulate
+from autopipe.simulate import costs_of
 
 _WORTH = 0.01
 """A plan that is better by less is no other choice."""
@@ -38,9 +38,8 @@ def _flip(space: Space, chosen: Outcome, factor: float) -> str | None:
     best = search(space.under(replace(setting, profile=scaled(setting.profile, factor)))).best
     if best is None:
         return None
-    hops = setting.hops(chosen.case.schedule.placement)
-    costs = [_scaled_stage(cost, factor) for cost in chosen.costs]
-    ours_s = simulate(chosen.case.schedule, costs, hops).step_s
+    costs = costs_of([_scaled_stage(cost, factor) for cost in chosen.costs], chosen.case.hops)
+    ours_s = float(chosen.case.graph.steps(costs)[0])
     gain = 1 - best.found.step_s / ours_s
     if gain < _WORTH:
         return None
