@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import time
 
+from shapes import gpt, racks
+
 from autopipe import plan
 from autopipe.core.errors import AutopipeError
 from autopipe.core.plan import Plan
-from benchmarks.shapes import gpt, racks
 
 GLOBAL_BATCH = 2048
 REPLICAS = tuple(2**k for k in range(12))

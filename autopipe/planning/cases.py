@@ -195,6 +195,8 @@ class Case:
     @cached_property
     def near(self) -> Found | None:
         """The best of the solvers' splits and the baselines, None when none of them fits."""
+        if not self._has_room:
+            return None
         return min(self._starts, key=_key, default=None)
 
     @cached_property

@@ -114,6 +114,19 @@ class _Needs:
         padded = [place.moments + place.moments[:1] * (most - len(place.moments)) for place in places]
         self.moments = np.array(padded, np.float64).transpose(1, 2, 0)
 
+    def ladder(self) -> _Ladder:
+        """The ladders of the ranges; those of a whole band are kept for the next pipeline."""
+        with_first = bool((self.moments[:, 3] > 0).any())
+        key = (self.starts.shape, with_first)
+        if self.starts.ndim == 3 and key in self.ranges.ladders:
+            kept: _Ladder = self.ranges.ladders[key]
+            return kept
+        starts, stops = self.starts.ravel(), self.stops.ravel()
+        made = _Ladder.of(self.ranges, starts, np.maximum(starts, stops), with_first=with_first)
+        if self.starts.ndim == 3:
+            self.ranges.ladders[key] = made
+        return made
+
     def highest(self, column: tuple[int, ...]) -> Floats:
         """Activations, gradients and workspace of every range at every place when they are most."""
         return reduce(np.maximum, (self._at(moment.reshape(4, *column)) for moment in self.moments))
@@ -140,8 +153,8 @@ class _Ladder(NamedTuple):
     useful: Counts
 
     @classmethod
-    def of(cls, ranges: Ranges, starts: Counts, stops: Counts) -> _Ladder:
-        """The ladders of ranges of positions, arrays of shape (ranges,)."""
+    def of(cls, ranges: Ranges, starts: Counts, stops: Counts, *, with_first: bool) -> _Ladder:
+        """The ladders of ranges of positions, arrays of shape (ranges,); ``first`` is 0 where nobody asks for it."""
         order, ends = recompute_order(ranges.layers), np.array(ranges.ends)
         number = np.full(len(ranges.layers.forward) + 1, len(order))
         number[order] = np.arange(len(order))
@@ -159,7 +172,9 @@ class _Ladder(NamedTuple):
             freed=rungs(ranges.layers.freed, np.add),
             extra=rungs(ranges.layers.forward, np.add),
             workspace=rungs(ranges.layers.workspace + ranges.layers.held, np.maximum),
-            first=_first_backward(ranges.layers, layers, first, last, number, inside),
+            first=_first_backward(ranges.layers, layers, first, last, number, inside)
+            if with_first
+            else np.zeros((len(first), inside.shape[1] + 1)),
             taken=np.pad(np.minimum(inside + 1, len(order)), ((0, 0), (1, 0))),
             useful=useful.sum(axis=1),
         )
@@ -199,8 +214,7 @@ def _climb(needs: _Needs, found: Fit, smallest: bool) -> None:
     number = np.arange(needs.starts.size).reshape(needs.starts.shape)
     what = np.broadcast_to(number, shape)[~found.fits]
     where = np.broadcast_to(np.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1)), shape)[~found.fits]
-    ranges, what = np.unique(what, return_inverse=True)
-    items = _Items(needs, ranges, what, where)
+    items = _Items(needs, what, where)
     least, first = items.least()
     found.least_extra[~found.fits] = least
     peak, extra, taken = found.peak_bytes[~found.fits], np.zeros(len(what)), np.zeros(len(what), dtype=np.int64)
@@ -217,17 +231,16 @@ def _climb(needs: _Needs, found: Fit, smallest: bool) -> None:
 
 
 class _Items:
-    """Ranges at places, each pair an item: its range (among ``ranges``, flat numbers) and its place."""
+    """Ranges at places, each pair an item: its range (a flat number) and its place."""
 
-    def __init__(self, needs: _Needs, ranges: Counts, what: Counts, where: Counts) -> None:
+    def __init__(self, needs: _Needs, what: Counts, where: Counts) -> None:
         self.what, self.where = what, where
-        starts, stops = needs.starts.ravel()[ranges], needs.stops.ravel()[ranges]
-        self.ladder = _Ladder.of(needs.ranges, starts, np.maximum(starts, stops))
-        self.held, self.left = needs.held.ravel()[ranges], needs.left.ravel()[ranges]
-        self.workspace, self.limits = needs.workspace.ravel()[ranges], needs.limits
-        self.gradient = needs.gradient.ravel()[ranges]
-        state = np.ceil(needs.state.ravel()[ranges][what] / needs.shards[where])
-        self.always = needs.always.ravel()[ranges][what] + state
+        self.ladder = needs.ladder()
+        self.held, self.left = needs.held.ravel(), needs.left.ravel()
+        self.workspace, self.limits = needs.workspace.ravel(), needs.limits
+        self.gradient = needs.gradient.ravel()
+        state = np.ceil(needs.state.ravel()[what] / needs.shards[where])
+        self.always = needs.always.ravel()[what] + state
         self.moments = needs.moments
 
     def need(self, items: Counts, rung: Counts) -> Floats:

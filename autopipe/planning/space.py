@@ -189,6 +189,10 @@ class Space:
             return self.choice(key)
         return Choice(case, case.near) if case.near else None
 
+    def glanced(self, key: Key) -> bool:
+        """Whether a case is so large that a good split of it is enough to know."""
+        return self.case(key).large
+
     def quick_bound_s(self, key: Key) -> float:
         """A bound for a case that needs neither its schedule nor its tables; infinite where it cannot fit."""
         seats = self.setting.seats(key.depth, key.replicas)
@@ -260,6 +264,10 @@ def search(space: Space, *, below_s: float = float("inf"), first: bool = False) 
         bound, sharp, number, key = heapq.heappop(queue)
         if bound >= below_s or bound == float("inf") or (best is not None and not _may_win(bound, key, best)):
             break
+        if first and space.glanced(key):
+            if (choice := space.near(key)) is not None:
+                return Answer(choice, bound)
+            continue
         if not sharp:
             heapq.heappush(queue, (max(bound, space.bound_s(key)), True, number, key))
             continue

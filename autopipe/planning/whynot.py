@@ -13,7 +13,7 @@ from autopipe.planning.space import Key, Space, search
 _MOST = 8
 """So many other depths are all listed; of more only some."""
 
-_EXACT = 20_000_000
+_EXACT = 2_000_000
 """Which split comes closest to fitting is found exactly where all cases together have no more layers in ranges."""
 
 _DEEPEST = 3
