@@ -151,7 +151,7 @@ def test_too_few_devices_is_none() -> None:
 
 @pytest.mark.slow
 @given(cases(), st.integers(0, 30))
-@settings(max_examples=20_000, deadline=None)
+@settings(max_examples=5_000, deadline=None)
 def test_smallest_step_is_brute_force_many_times(
     case: tuple[list[Option], tuple[int, ...], Floats | None], repeats: int
 ) -> None:

@@ -117,7 +117,7 @@ def test_nothing_is_printed() -> None:
 
 @pytest.mark.slow
 @given(cases(), st.integers(0, 30), st.booleans())
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_agrees_with_the_dynamic_program_many_times(case: Case, repeats: int, cut: bool) -> None:
     options, available, _ = case
     expected = device_dp.smallest_step(options, available, repeats)
