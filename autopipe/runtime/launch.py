@@ -26,6 +26,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -113,6 +114,7 @@ def launch(
     """
     if dist.is_torchelastic_launched():
         return _joined(function, args, ranks, threads, device)
+    _quiet_tracker()
     with tempfile.TemporaryDirectory(prefix="autopipe-") as name:
         folder = Path(name)
         (folder / "beats").write_bytes(bytes(_ROW.size * ranks))
@@ -159,6 +161,19 @@ def apart(
         failure.__notes__ = getattr(error, "__notes__", [])
         raise failure from None
     return result
+
+
+def _quiet_tracker() -> None:
+    """Start Python's tracker of semaphores so that it says nothing of what ranks leave behind that had to be killed.
+
+    It removes them all the same, and does not start again where it runs already.
+    """
+    known = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (known, "ignore:resource_tracker")))
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        os.environ.pop("PYTHONWARNINGS") if known is None else os.environ.update(PYTHONWARNINGS=known)
 
 
 def _config(ranks: int) -> LaunchConfig:
@@ -356,7 +371,7 @@ def _first_error(folder: Path, ranks: int, failure: ChildFailedError) -> Autopip
 
 def _death(code: int, last: _Row) -> str:
     """How a rank went that told no error, what it was doing, and what may help."""
-    doing = last.phase if last.doing in ("", last.phase) else f"{last.phase}, at {last.doing}"
+    doing = ", at ".join(dict.fromkeys(filter(None, (last.phase, last.doing))))
     if code == 1 and not last.doing:
         return 'could not start: a script that hands over its own model does so under if __name__ == "__main__":'
     if code >= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -109,6 +110,30 @@ def test_a_script_needs_a_guard_only_for_what_it_defines(given: str, tmp_path: P
         assert done.stderr.splitlines()[-1].endswith(
             'hands over its own model does so under if __name__ == "__main__":'
         )
+
+
+def _leaves_a_lock() -> None:
+    multiprocessing.get_context("spawn").RLock()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+_KILLED = """
+from autopipe.runtime.launch import launch
+from tests.runtime.test_launch import _leaves_a_lock
+try:
+    launch(_leaves_a_lock, (), ranks=1, timeout_s=60)
+except Exception as error:
+    raise SystemExit(str(error))
+"""
+
+
+def test_a_killed_rank_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(_KILLED)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr.startswith("rank 0 was killed by SIGKILL while starting")
+    assert done.stderr.count("\n") == 1
 
 
 _SCRIPT = """
