@@ -19,10 +19,12 @@ from autopipe.core.errors import AutopipeError, ModelError, UsageError
 from autopipe.core.profile import OPTIMIZER_STATE, CostTable, LayerCost, Profile
 from autopipe.runtime import launch
 from autopipe.runtime.capture import Captured, capture
+from autopipe.runtime.curves import first_sizes, interpolated, straight
 from autopipe.runtime.devices import cores, default_device, describe, own_device
 from autopipe.runtime.emulated import runtime_costs
-from autopipe.runtime.measure import LayerTimer, Samples, measure, pooled, spread, stage_price_s
+from autopipe.runtime.measure import LayerTimer, Samples, all_agree, measure, pooled, spread, stage_price_s
 from autopipe.runtime.reduction import find_reduction
+from autopipe.runtime.sampling import INSTANCES
 from autopipe.runtime.workload import InMemory, ModelFile, Source, Workload, call, user_code
 
 DEFAULT_BUDGET_S = 60.0
@@ -64,7 +66,7 @@ def profile(
     )
     path = Path(save) if save is not None else default_path(source)
     known = _reusable(path, facts)
-    missing = [size for size in sorted(set(micro_batches)) if size not in known.micro_batches]
+    missing = sorted({*micro_batches} - {*known.micro_batches, *known.out_of_memory})
     if not missing:
         return known
     ranks = launch.launch(
@@ -77,7 +79,9 @@ def profile(
         progress=progress,
     )
     gap_s = statistics.fmean([part.gap_s for part in ranks][:2])
-    measured = with_costs(known, {size: pooled([part.samples[size] for part in ranks]) for size in missing}, gap_s)
+    samples = {size: pooled([part.samples[size] for part in ranks]) for size in ranks[0].samples}
+    too_large = tuple(sorted({*known.out_of_memory, *ranks[0].too_large}))
+    measured = dataclasses.replace(with_costs(known, samples, gap_s), out_of_memory=too_large)
     if path is not None:
         files.write(measured, path)
     return measured
@@ -164,15 +168,19 @@ def _reusable(path: Path | None, facts: Profile) -> Profile:
         saved = files.read(path, Profile)
     except AutopipeError:
         return facts  # it is about to be written anew
-    bare = dataclasses.replace(saved, costs=(), overhead_s=0.0, noise=0.0)
+    bare = dataclasses.replace(saved, costs=(), overhead_s=0.0, noise=0.0, out_of_memory=())
     return saved if bare == facts else facts
 
 
 @dataclasses.dataclass
 class RankSamples:
-    """What one rank measured: samples by micro-batch size, and seconds between two actions of the runtime."""
+    """What one rank measured: samples by micro-batch size, and seconds between two actions of the runtime.
+
+    Sizes that are to be interpolated have bytes and no seconds; ``too_large`` are those that ran out of memory.
+    """
 
     samples: dict[int, Samples]
+    too_large: tuple[int, ...]
     gap_s: float
 
 
@@ -189,10 +197,25 @@ def measure_rank(
     inputs, _ = workload.batch(max(2, min(micro_batches)))
     captured = capture(workload.model, inputs)
     cuts = [index + 1 for index, layer in enumerate(captured.layers[:-1]) if layer.cut_after]
-    left = max(0.0, budget_s - (time.monotonic() - begun))
     batches = {size: workload.batch(size) for size in micro_batches}
-    samples = measure(LayerTimer(captured, cuts, batches, workload.loss, optimizer, device), left, device)
-    return RankSamples(samples, runtime_gap_s(device))
+    instances = INSTANCES
+    while True:
+        timer = LayerTimer(captured, cuts, batches, workload.loss, optimizer, device, instances)
+        timer.warm_up()
+        _time_sizes(timer, begun + budget_s, device)
+        if timer.sampling.whole or all_agree(all(s.alike() for s in timer.samples.values() if s.units), device):
+            return RankSamples(timer.samples, tuple(timer.too_large), runtime_gap_s(device))
+        instances *= 4  # layers that should be equal are not: run more of them
+
+
+def _time_sizes(timer: LayerTimer, until: float, device: torch.device) -> None:
+    """Measure the sizes that must be; the others too, unless they lie on the line between those."""
+    sizes = sorted(timer.samples)
+    first = first_sizes(sizes)
+    measure(timer, first, max(0.0, until - time.monotonic()), device)
+    others = [size for size in sizes if size not in first]
+    if others and not all_agree(straight(timer.samples, first), device):
+        measure(timer, others, max(0.0, until - time.monotonic()), device)
 
 
 def runtime_gap_s(device: torch.device) -> float:
@@ -209,10 +232,15 @@ def with_costs(known: Profile, samples: dict[int, Samples], gap_s: float) -> Pro
 
     An action costs, beyond its layers, the price of its stage and the runtime's ``gap_s`` between two actions.
     """
-    tables = [CostTable(size, _layer_costs(known, each)) for size, each in samples.items()]
-    prices = [stage_price_s(each, what) for each in samples.values() for what in ("forward", "backward")]
+    timed = {size: each for size, each in samples.items() if each.units}
+    tables = [CostTable(size, _layer_costs(known, each)) for size, each in timed.items()]
+    prices = [stage_price_s(each, what) for each in timed.values() for what in ("forward", "backward")]
     overhead_s = statistics.fmean([*(price + gap_s for price in prices), *[known.overhead_s] * (2 * len(known.costs))])
-    noise = max(known.noise, *(spread(each.totals()) for each in samples.values()))
+    noise = max(known.noise, *(spread(each.totals()) for each in timed.values()))
+    starts = [0, *known.legal_cuts()]
+    for size in samples.keys() - timed.keys():
+        counted = {layer: samples[size].bytes_of(unit) for unit, layer in enumerate(starts)}
+        tables.append(interpolated(size, [t for t in tables if not t.interpolated], counted))
     costs = tuple(sorted((*known.costs, *tables), key=lambda table: table.micro_batch))
     return dataclasses.replace(known, costs=costs, overhead_s=overhead_s, noise=noise)
 
@@ -229,7 +257,7 @@ def _layer_costs(known: Profile, samples: Samples) -> tuple[LayerCost, ...]:
     seconds = {
         what: [max(0.0, value - price.get(what, 0.0)) for value in samples.median(what)] for what in samples.units
     }
-    totals = [spread([f + b for f, b in zip(*rows, strict=True)]) for rows in samples.pairs()]
+    totals = samples.spreads()
     costs = []
     for layer in range(len(known.layers)):
         unit = unit_of.get(layer)
@@ -241,7 +269,7 @@ _NOTHING = LayerCost(0.0, 0.0, 0.0, 0.0, 0, 0, 0)
 
 
 def _unit_cost(samples: Samples, seconds: dict[str, list[float]], unit: int, variation: float) -> LayerCost:
-    size = samples.bytes[unit]
+    size = samples.bytes_of(unit)
     return LayerCost(
         forward_s=seconds["forward"][unit],
         backward_s=seconds["backward"][unit],
