@@ -23,7 +23,7 @@ LONG = ["quickstart.md", "../README.md"]
 
 def commands(page: str) -> list[list[str]]:
     """The lines of a page's blocks that call autopipe."""
-    lines = [line for block in blocks(DOCS / page, "") for line in block.splitlines()]
+    lines = [line for block in blocks(DOCS / page, "") for line in block.replace("\\\n", " ").splitlines()]
     return [shlex.split(line, comments=True) for line in lines if line.startswith("autopipe ")]
 
 

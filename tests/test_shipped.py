@@ -62,7 +62,15 @@ def test_a_profile_that_was_not_measured_here_says_so(path: Path) -> None:
     assert profile.sources or profile.origin == "measured"
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+MANY_LAYERS = ("inception_v3.", "resnet50.")
+"""Hundreds of layers that all differ, and too little memory for most splits: over ten seconds."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=pytest.mark.slow if p.name.startswith(MANY_LAYERS) else ()) for p in SHIPPED],
+    ids=lambda path: path.name,
+)
 def test_every_profile_plans_on_a_cluster_of_its_device(path: Path) -> None:
     profile = read(path, Profile)
     clusters = [read(other, Cluster) for other in CLUSTERS]
