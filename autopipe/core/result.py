@@ -64,7 +64,10 @@ def _finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One run of a plan. ``error`` = measured / predicted − 1 of the step. ``plan_digest`` says which plan it was."""
+    """One run of a plan. ``error`` = measured / predicted − 1 of the step. ``plan_digest`` says which plan it was.
+
+    ``staleness`` is for each stage of an asynchronous plan how many updates old the weights were that forwards met.
+    """
 
     predicted: Prediction
     measured: Measured
@@ -74,6 +77,7 @@ class CheckResult:
     stages: tuple[MeasuredStage, ...]
     notes: tuple[str, ...] = ()
     plan_digest: str = ""
+    staleness: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         ranks = len(self.predicted.peak_bytes)

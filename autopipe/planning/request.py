@@ -77,7 +77,7 @@ def wanted_kinds(names: Sequence[str] | None) -> tuple[Kind, ...]:
         raise UsageError(f"no schedule is left to try: use all, or some of {_names(kinds())}")
     for k in wanted:
         if k.executor == "own":
-            raise UsageError(f"{k.name} is a table only: no runtime trains with it yet")
+            raise UsageError(f"{k.name} is not searched yet: see docs/asynchronous.md for a plan with it")
     return tuple(sorted(wanted, key=lambda k: k.name))
 
 

@@ -16,11 +16,13 @@ from typing import NamedTuple
 
 from autopipe import __version__
 from autopipe.core.cluster import Cluster
+from autopipe.core.lowering import buffered
 from autopipe.core.plan import Plan, Stage
 from autopipe.core.profile import Profile
 from autopipe.core.result import CheckResult
 from autopipe.core.timeline import Timeline
 from autopipe.core.units import format_bytes, format_duration, format_percent
+from autopipe.core.versions import copies
 from autopipe.report.layers import layer_section
 from autopipe.report.markup import bar, cards, legend, rows_table, said, section, table
 from autopipe.report.rows import check_rows, head_rows, parity_rows, rejected_rows, shape
@@ -194,9 +196,14 @@ class _Share(NamedTuple):
 def _share(plan: Plan, rank: int) -> _Share:
     """The parts of a rank's peak; activations and workspace are what the others leave of it."""
     own = [stage.costs for stage in plan.stages if stage.rank == rank]
-    weights = sum(cost.parameter_bytes + cost.buffer_bytes for cost in own)
+    schedule = plan.schedule.parsed()
+    weights = sum(
+        copies(schedule, s.index) * s.costs.parameter_bytes + s.costs.buffer_bytes
+        for s in plan.stages
+        if s.rank == rank
+    )
     gradients, optimizer = sum(cost.gradient_bytes for cost in own), sum(cost.optimizer_bytes for cost in own)
-    messages = sum(cost.buffers_bytes(plan.micro_batches) for cost in own)
+    messages = sum(s.costs.buffers_bytes(buffered(schedule, s.index)) for s in plan.stages if s.rank == rank)
     rest = plan.predicted.peak_bytes[rank] - weights - gradients - optimizer - messages
     return _Share(weights, gradients, optimizer, messages, max(0, rest))
 

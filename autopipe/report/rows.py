@@ -12,6 +12,7 @@ from autopipe.core.plan import Plan, Rejected, Stage
 from autopipe.core.profile import Profile
 from autopipe.core.result import CheckResult, Rehearsal
 from autopipe.core.units import format_bandwidth, format_bytes, format_count, format_duration, format_percent, many
+from autopipe.core.versions import delays
 
 NONE = "–"
 """Where there is no number."""
@@ -72,8 +73,9 @@ def _path(path: str | None, folder: Path | None) -> str:
 
 
 def _weights(plan: Plan) -> str:
-    twice = sum(tie.bytes * (len(tie.stages) - 1) for tie in plan.ties)
-    return format_bytes(sum(stage.costs.parameter_bytes for stage in plan.stages) - twice)
+    parts = len(plan.parts)
+    twice = sum(tie.bytes * (sum(stage < parts for stage in tie.stages) - 1) for tie in plan.ties)
+    return format_bytes(sum(stage.costs.parameter_bytes for stage in plan.parts) - twice)
 
 
 def _cluster_line(plan: Plan, cluster: Cluster | None) -> str:
@@ -115,7 +117,15 @@ def rejected_rows(rejected: Sequence[Rejected]) -> list[Row]:
 
 def check_rows(result: CheckResult, plan: Plan | None) -> list[Row]:
     """Predicted against measured: step, stages (their predicted times are the plan's), memory; with error and note."""
-    return [*_step_rows(result), *_stage_rows(result, plan), *_memory_rows(result)]
+    return [*_step_rows(result), *_stage_rows(result, plan), *_memory_rows(result), *_staleness_rows(result, plan)]
+
+
+def _staleness_rows(result: CheckResult, plan: Plan | None) -> Iterator[Row]:
+    """How many updates old the weights of an asynchronous plan were when a forward met them."""
+    planned = delays(plan.schedule.parsed()) if plan else ()
+    for stage, age in enumerate(result.staleness):
+        before = f"{planned[stage]:.3g} updates" if planned else NONE
+        yield (f"stage {stage} staleness", before, f"{age:.3g} updates", "", "")
 
 
 def error(predicted: float, measured: float) -> str:

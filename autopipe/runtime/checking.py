@@ -24,6 +24,7 @@ from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.devices import cores, own_device
 from autopipe.runtime.measure import spread
 from autopipe.runtime.memory import LiveBytes, resident_bytes
+from autopipe.runtime.own import checking as own
 from autopipe.runtime.parity import TOLERANCE, RankParity, compare, has_dropout, relative, without_dropout
 from autopipe.runtime.replicas import Replica
 from autopipe.runtime.runner import Runner, make_optimizer
@@ -44,6 +45,7 @@ class RankResult:
     peak_bytes: int
     resident_bytes: int
     notes: tuple[str, ...]
+    staleness: tuple[float, ...] = ()
 
 
 def check(
@@ -105,6 +107,8 @@ def check_rank(plan: Plan, source: Source, kind: str) -> RankResult:
     captured = capture_for(plan, workload, batch)
     runner = _runner(plan, captured, workload, device, replica)
     optimizer = make_optimizer(plan.optimizer, runner.parameters, lr=1e-6)
+    if runner.schedule.asynchronous:
+        return _check_updates(plan, runner, batch, optimizer, parity, (*captured.notes, *notes))
     parts = runner.split(*batch)
     steps = []
     launch.beat.phase("running warm steps")
@@ -115,6 +119,28 @@ def check_rank(plan: Plan, source: Source, kind: str) -> RankResult:
     launch.beat.phase("counting memory")
     peak = peak_bytes(runner, parts, optimizer)
     return RankResult(parity, steps, peak, resident_bytes(), (*captured.notes, *notes))
+
+
+def _check_updates(
+    plan: Plan,
+    runner: Runner,
+    batch: tuple[Inputs, Any],
+    optimizer: torch.optim.Optimizer,
+    parity: RankParity,
+    notes: tuple[str, ...],
+) -> RankResult:
+    """The same of an asynchronous plan: one long run with the clock, a short one under the memory counter."""
+    updates = steps_to_measure(plan.predicted.step_s)
+    launch.beat.phase(f"running {updates} updates without a flush")
+    own.timed_run(runner, batch, optimizer, 0)
+    spans, met = own.timed_run(runner, batch, optimizer, updates)
+    launch.beat.phase("counting memory")
+    state = [v for held in optimizer.state.values() for v in held.values() if isinstance(v, torch.Tensor)]
+    live = LiveBytes([*runner.known_tensors(), *state])
+    with live:
+        own.timed_run(runner, batch, optimizer, 0)
+    staleness = tuple(own.measured_delays(runner.schedule, met, updates))
+    return RankResult(parity, [spans], live.peak, resident_bytes(), notes, staleness)
 
 
 def capture_for(plan: Plan, workload: Workload, batch: tuple[Inputs, Any]) -> Captured:
@@ -153,7 +179,10 @@ def _parity(plan: Plan, source: Source, device: torch.device, replica: Replica) 
     for model in (workload.model, reference):
         without_dropout(model).to(device)
     batch = workload.batch(plan.global_batch)
-    runner = _runner(plan, capture_for(plan, workload, batch), workload, device, replica)
+    captured = capture_for(plan, workload, batch)
+    runner = _runner(plan, captured, workload, device, replica)
+    if runner.schedule.asynchronous:
+        return own.compare_updates(runner, captured, plan.cuts, reference, workload, batch), notes
     return compare(runner, reference, workload, batch), notes
 
 
@@ -178,6 +207,9 @@ def steps_to_measure(predicted_s: float, seconds: float = MEASURING_S) -> int:
 def combine(plan: Plan, ranks: list[RankResult], kind: str) -> CheckResult:
     """The ranks' parts as one result."""
     timelines = [_timeline(plan, [rank.steps[i] for rank in ranks], ranks) for i in range(len(ranks[0].steps))]
+    schedule = plan.schedule.parsed()
+    if schedule.asynchronous:
+        timelines = own.periods(schedule, timelines[0], steps_to_measure(plan.predicted.step_s))
     seconds = [timeline.step_s for timeline in timelines]
     step_s = statistics.median(seconds)
     typical = min(timelines, key=lambda timeline: abs(timeline.step_s - step_s))
@@ -200,6 +232,7 @@ def combine(plan: Plan, ranks: list[RankResult], kind: str) -> CheckResult:
         timeline=typical,
         stages=tuple(_stage(timelines, stage.index) for stage in plan.stages),
         notes=tuple(dict.fromkeys(notes)),
+        staleness=tuple(age for rank in ranks for age in rank.staleness),
     )
 
 

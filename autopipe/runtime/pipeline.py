@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,9 @@ from autopipe.runtime.filling import Filling
 from autopipe.runtime.forms import Agreement, form_of, repeated
 from autopipe.runtime.host import hurry_messages, keep_freed_memory
 from autopipe.runtime.joining import join
+from autopipe.runtime.own.checkpoint import merged
+from autopipe.runtime.own.pipemare import PipeMare
+from autopipe.runtime.own.training import Scheduler, Training
 from autopipe.runtime.replicas import Replica
 from autopipe.runtime.runner import Runner
 from autopipe.runtime.workload import Inputs, batch_size, check_loss, check_model, to_device
@@ -85,6 +89,8 @@ class Pipeline:
         self._names = _first_names(self.model)
         self._runners: dict[_Key, Runner] = {}
         self._trained: Runner | None = None
+        self._training: Training | None = None
+        self._resumed: Mapping[str, Any] = {}
         if example_inputs is not None:
             self._runner(example_inputs, example_target, training=True)
 
@@ -95,6 +101,56 @@ class Pipeline:
         between ranks; ModelError when the model does not take it.
         """
         return self._run(_given(inputs, keywords), target, training=True)
+
+    def train(
+        self,
+        batches: Iterable[tuple[Inputs, Any]],
+        optimizer: torch.optim.Optimizer,
+        *,
+        updates: int | None = None,
+        scheduler: Scheduler | None = None,
+        max_norm: float | None = None,
+        flush: bool = False,
+        mitigation: PipeMare | None = None,
+    ) -> list[float]:
+        """Updates without a flush, by an asynchronous plan: the mean loss of each, on every rank.
+
+        Each of the ``batches``, an (inputs, target) of the global batch's size, is one update; ``updates`` is their
+        number where they have no length. The pipeline is filled at the beginning and drained at the end: then all
+        ranks hold the newest weights, to be saved. ``optimizer`` takes this rank's parameters; ``scheduler`` steps
+        after each update. ``max_norm`` clips gradients by the norm that is known without a flush (own/norms.py). With
+        ``flush`` each update waits for the one before, as in a synchronous pipeline. ``mitigation`` is PipeMare's, and
+        counts from the first call, of a resumed run too. Raises UsageError where the plan is not asynchronous,
+        or has replicas, and for a short batch.
+        """
+        count = len(batches) if updates is None and isinstance(batches, Sized) else updates
+        if count is None:
+            raise UsageError("how many updates? Give train(…, updates=N): the batches do not tell their number")
+        feed = iter(batches)
+        first = next(feed)
+        runner = self._runner(*first, training=True)
+        if self._training is None:
+            self._training = Training(runner.schedule, runner.own_executor(), mitigation)
+            if self._resumed:
+                self._training.load_state_dict(self._resumed)
+        begun = runner.whole(*first)  # here, so that every rank refuses a wrong one
+        split = chain([begun], (runner.whole(*each) for each in feed))
+        return self._training.run(split, count, optimizer, scheduler=scheduler, max_norm=max_norm, flush=flush)
+
+    def checkpoint(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """All that a resumed run needs, by the model's own names, on rank 0; empty on other ranks. All ranks call it.
+
+        Of an asynchronous plan to be taken between two calls of ``train``, when the pipeline is drained.
+        """
+        parts = self._gathered(self._training.state_dict() if self._training else dict(self._resumed))
+        state = {"model": self.full_state_dict(), "optimizer": self.full_optimizer_state_dict(optimizer)}
+        return {**state, "training": merged(parts)} if parts else {}
+
+    def resume(self, optimizer: torch.optim.Optimizer, checkpoint: Mapping[str, Any]) -> None:
+        """Go on from a whole checkpoint; the plan may have other cuts. Raises ModelError or UsageError."""
+        self.load_state_dict(checkpoint["model"])
+        self.load_optimizer_state_dict(optimizer, checkpoint["optimizer"])
+        self._training, self._resumed = None, checkpoint["training"]
 
     def evaluate(self, *inputs: Any, target: Any = None, **keywords: Any) -> torch.Tensor:
         """The loss of one global batch, or a short one, with the model in eval mode, no gradients; on every rank."""

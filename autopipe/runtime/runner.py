@@ -15,6 +15,7 @@ from autopipe.core.schedule import Action, Op, Schedule
 from autopipe.runtime.batches import Part, Weighed, check_size, divide
 from autopipe.runtime.capture import Captured
 from autopipe.runtime.joining import Output
+from autopipe.runtime.own.executor import Executor
 from autopipe.runtime.own.runtime import OwnRuntime
 from autopipe.runtime.recorder import Recorder
 from autopipe.runtime.replicas import GradientSums, Replica, same_buffers
@@ -93,12 +94,16 @@ class Runner:
             self.recorder.watch(stage)
         return runtime
 
-    @property
-    def own(self) -> OwnRuntime:
-        """Our own runtime, where the schedule runs on it."""
+    def own_executor(self) -> Executor:
+        """What runs an asynchronous schedule: of one replica, without weights that ranks share. Else UsageError."""
         runtime = self._runtime(self.micro_batch, self.schedule.per_update, loss=True)
-        assert isinstance(runtime, OwnRuntime)
-        return runtime
+        if not self.schedule.asynchronous or not isinstance(runtime, OwnRuntime):
+            raise UsageError(f"{self.schedule.name} flushes after every update: take steps, and step your optimizer")
+        if self.replica.count > 1:
+            raise UsageError(f"{self.schedule.name} runs on 1 replica, not {self.replica.count}: plan with one")
+        if any(len(ranks) > 1 for ranks in self._holders.values()):
+            raise UsageError(f"{self.schedule.name}: a tied parameter is on several ranks, which would step together")
+        return runtime.executor
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -145,6 +150,16 @@ class Runner:
             replica=self.replica.index,
             replicas=self.replica.count,
         )
+
+    def whole(self, inputs: Inputs, target: Any) -> tuple[list[dict[str, torch.Tensor]], list[Weighed]]:
+        """Inputs and targets of one update of an asynchronous schedule. Raises UsageError for a short batch."""
+        parts = self.split(inputs, target)
+        if len(parts) != 1 or (len(parts[0].inputs), parts[0].rows) != (self.schedule.per_update, self.micro_batch):
+            raise UsageError(
+                f"the batch has {batch_size(inputs)} rows, {self.schedule.name} takes whole batches of "
+                f"{self.micro_batch * self.schedule.per_update}"
+            )
+        return parts[0].inputs, parts[0].targets
 
     def backward(self, parts: Sequence[Part]) -> list[torch.Tensor]:
         """Forward and backward of all micro-batches, gradients summed over who shares them; accumulates.

@@ -116,7 +116,7 @@ def on_ranks(
     ranks = torch.distributed.get_world_size()
     table = kind(scheme).schedule(ranks, per_update)
     runner = Runner(captured, table, cuts_for(captured, ranks), micro_batch=ROWS, loss_fn=loss_fn, device=CPU)
-    training = Training(table, runner.own.executor, how.get("mitigation"))
+    training = Training(table, runner.own_executor(), how.get("mitigation"))
     made = OPTIMIZERS[optimizer](runner.parameters)
     feed, losses = split(captured, batches), []
     scheduler = torch.optim.lr_scheduler.StepLR(made, 3, 0.5) if how.get("scheduled") else None
@@ -157,15 +157,23 @@ def stages_of(found: list[dict[str, Any]]) -> list[list[str]]:
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("depth", [2, 3, 4])
+FAST = {(2, "mlp", "PipeMare"), (3, "cnn", "PipeDream-2BW")}
+
+
+def _cases() -> list[object]:
+    every = [(depth, model, scheme) for depth in (2, 3, 4) for model in MODELS for scheme in SCHEMES]
+    marks = {case: () if case in FAST else (pytest.mark.slow,) for case in every}
+    return [pytest.param(*case, marks=marks[case], id="-".join(map(str, case))) for case in every]
+
+
+@pytest.mark.parametrize(("depth", "model", "scheme"), _cases())
 def test_weights_are_those_of_the_recurrence(ranks: Ranks, depth: int, model: str, scheme: str) -> None:
+    """In float32 with SGD only: the bias of attention's keys has no gradient but rounding, which Adam blows up."""
     per_update = depth + 1 if scheme == "PipeDream-2BW" else 1
-    optimizer = "adam" if depth == 3 else "sgd"
     mitigation = PipeMare(annealing=30, decay=0.135) if scheme == "PipeMare" else None
     how = {"annealing": 30, "decay": 0.135} if mitigation else {}
     for dtype in (torch.float64, torch.float32):
+        optimizer = "adam" if depth == 3 and dtype is torch.float64 else "sgd"
         found = ranks.run(on_ranks, model, scheme, per_update, dtype, optimizer, ranks=depth, mitigation=mitigation)
         whole, losses = expected(model, scheme, stages_of(found), per_update, dtype, optimizer, **how)
         assert worst(found, whole) <= TOLERANCE[dtype]
@@ -202,8 +210,17 @@ def test_several_micro_batches_an_update(ranks: Ranks, scheme: str) -> None:
     assert worst(found, whole) <= 1e-6
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("scheme", "optimizer"),
+    [
+        ("PipeDream", "adam"),
+        ("PipeDream-2BW", "sgd"),
+        pytest.param("PipeMare", "adam", marks=pytest.mark.slow),
+        pytest.param("PipeDream", "sgd", marks=pytest.mark.slow),
+        pytest.param("PipeDream-2BW", "adam", marks=pytest.mark.slow),
+        pytest.param("PipeMare", "sgd", marks=pytest.mark.slow),
+    ],
+)
 def test_without_delays_it_is_plain_training(ranks: Ranks, scheme: str, optimizer: str) -> None:
     """With a flush after every update all delays are 0: the same numbers as a plain loop, exactly."""
     found = ranks.run(on_ranks, "mlp", scheme, 3, torch.float64, optimizer, ranks=3, flush=True)

@@ -54,18 +54,27 @@ def check(ranks: Ranks, model: str, schedule: Schedule, recompute: bool = False)
         assert off <= 1e-6
 
 
-@pytest.mark.parametrize("depth", [2, 4])
-@pytest.mark.parametrize("name", ["Chimera", "Chimera-Doubled", "DualPipe"])
-@pytest.mark.parametrize("model", ["gpt2", "unet"])
+FAST = {("gpt2", "Chimera", 2), ("unet", "DualPipe", 2)}
+
+
+def _cases() -> list[object]:
+    names = ("Chimera", "Chimera-Doubled", "DualPipe")
+    every = [(model, name, depth) for model in ("gpt2", "unet") for name in names for depth in (2, 4)]
+    marks = {case: () if case in FAST else (pytest.mark.slow,) for case in every}
+    return [pytest.param(*case, marks=marks[case], id="-".join(map(str, case))) for case in every]
+
+
+@pytest.mark.parametrize(("model", "name", "depth"), _cases())
 def test_gradients_are_those_of_one_process(ranks: Ranks, model: str, name: str, depth: int) -> None:
     check(ranks, model, kind(name).schedule(depth, 2 * depth))
 
 
+@pytest.mark.slow
 def test_layers_may_recompute(ranks: Ranks) -> None:
     check(ranks, "gpt2_untied", kind("Chimera").schedule(2, 5), recompute=True)
 
 
-@pytest.mark.parametrize("name", ["1F1B", "ZB-V"])
+@pytest.mark.parametrize("name", [pytest.param("1F1B", marks=pytest.mark.slow), "ZB-V"])
 def test_other_tables_run_on_our_own_runtime_too(ranks: Ranks, name: str) -> None:
     """Neighbouring stages on one rank, I and W apart, parts of the backward in any order."""
     table = kind(name).schedule(2, 4, stages_per_rank=1 if name == "1F1B" else 2)

@@ -7,4 +7,6 @@ pipemare     PipeMare's learning rates and discrepancy correction
 norms        the gradient norms that clipping without a flush can know
 training     updates without a flush: batches in, losses out
 recurrence   the same updates in one process, for comparison
+checkpoint   what a resumed run needs of all ranks, as one
+checking     what a check of an asynchronous plan runs
 """
