@@ -23,14 +23,16 @@ from autopipe.planning.tables import Tables
 from autopipe.solvers.chain_dp import prefix_sums, suffix_sums
 
 
-def quick_bound_s(ranges: Ranges, seats: Seats, micro_batches: int, *, stages_per_rank: int = 1) -> float:
+def quick_bound_s(
+    ranges: Ranges, seats: Seats, micro_batches: int, *, stages_per_rank: int = 1, splits: bool = True
+) -> float:
     """Seconds that no schedule and no split into the stages of a pipeline can beat, without any tables.
 
     One micro-batch passes all layers. Some stage works as long as the best split's longest. And with w the work of a
-    micro-batch on a device of the best speed, of which at least a part q is F and the input gradient, a stage that
-    comes after work P of earlier ones takes q·P + m·w + c ≤ T in a step of T, c for the reduction of its gradients and
-    its optimizer; so with x = 1 − q/m, for all the work W of p stages to fit, and all their C, T ≥
-    q·(W + x^(p−1)·C/m) / (1 − x^p). A slower device takes on less, in proportion to its speed.
+    micro-batch on a device of the best speed, of which at least a part q is F, or F and B where no backward
+    ``splits``, a stage that comes after work P of earlier ones takes q·P + m·w + c ≤ T in a step of T, c for the
+    reduction of its gradients and its optimizer; so with x = 1 − q/m, for all the work W of p stages to fit, and all
+    their C, T ≥ q·(W + x^(p−1)·C/m) / (1 − x^p). A slower device takes on less, in proportion to its speed.
 
     With several stages on a rank, not all of its work comes after that of earlier ranks, nor in one range: what is left
     is the work of all ranks, shared out. Infinite where what is there throughout exceeds the memory of all ranks.
@@ -42,9 +44,10 @@ def quick_bound_s(ranges: Ranges, seats: Seats, micro_batches: int, *, stages_pe
     if stages_per_rank > 1:
         ticks = max(whole.way, (m * whole.work + after) * seats.fastest / seats.total_speed)
     else:
-        left = seats.product(ranges.forced_part / m)
-        slowest = (1 - ranges.forced_part / m) ** (seats.depth - 1)
-        everything = ranges.forced_part * (whole.work + slowest * after / m) / (1 - left)
+        part = ranges.forced_part(splits=splits)
+        left = seats.product(part / m)
+        slowest = (1 - part / m) ** (seats.depth - 1)
+        everything = part * (whole.work + slowest * after / m) / (1 - left)
         ticks = max(whole.way, everything, m * ranges.longest_work[seats.depth - 1])
     return ticks / seats.fastest * ranges.tick_s
 

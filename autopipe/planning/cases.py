@@ -150,7 +150,8 @@ class Case:
     def quick_bound_s(self) -> float:
         """A bound that needs no tables."""
         number = self.stages // self.depth
-        return quick_bound_s(self.ranges, self.seats, self.outline.micro_batches, stages_per_rank=number)
+        splits = any(row.splits for row in self.outline.rows)
+        return quick_bound_s(self.ranges, self.seats, self.outline.micro_batches, stages_per_rank=number, splits=splits)
 
     @property
     def horizon_s(self) -> float:

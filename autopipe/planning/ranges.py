@@ -98,10 +98,12 @@ class Ranges:
         """The least ticks from a micro-batch's arrival in each range to the gradient that leaves it."""
         return self.forward + np.minimum(self.backward, self.input_grad)
 
-    @cached_property
-    def forced_part(self) -> float:
-        """The least part of any piece's work that lies on a micro-batch's way there and back."""
-        work, way = np.diagonal(self.work, 1), np.diagonal(self.way, 1)
+    def forced_part(self, *, splits: bool) -> float:
+        """The least part of any piece's work that others must wait for: its way there, with whole backwards also back.
+
+        Where backwards are split, the way back may pass while later stages still run weight gradients.
+        """
+        work, way = np.diagonal(self.work, 1), np.diagonal(self.forward if splits else self.way, 1)
         return float(max(np.min(way[work > 0] / work[work > 0], initial=1.0), 1e-6))
 
     @cached_property

@@ -197,7 +197,11 @@ class Space:
         """A bound for a case that needs neither its schedule nor its tables; infinite where it cannot fit."""
         seats = self.setting.seats(key.depth, key.replicas)
         return quick_bound_s(
-            self.ranges(key.micro_batch), seats, self.batches(key), stages_per_rank=key.stages_per_rank
+            self.ranges(key.micro_batch),
+            seats,
+            self.batches(key),
+            stages_per_rank=key.stages_per_rank,
+            splits=key.kind.ahead is None,
         )
 
     def bound_s(self, key: Key) -> float:
