@@ -17,7 +17,7 @@ from torch.distributed.pipelining import schedules as torch_schedules
 from autopipe.core.errors import AutopipeError
 
 TRIED = ("2.13", "2.14")
-"""The releases on which all tests ran."""
+"""The releases on which these facts were tried; all tests ran on the first."""
 
 TYPES = {"F": "FORWARD", "B": "FULL_BACKWARD", "I": "BACKWARD_INPUT", "W": "BACKWARD_WEIGHT"}
 """torch's names of the operations."""
