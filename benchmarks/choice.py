@@ -19,7 +19,7 @@ import autopipe.synthesis
 from autopipe.core.errors import NoPlanFits, UsageError
 from autopipe.core.plan import Plan
 from autopipe.core.schedule import kinds
-from autopipe.core.timeline import Span
+from autopipe.core.timeline import Span, Timeline
 from autopipe.core.units import format_duration, format_percent
 from autopipe.runtime import launch
 from autopipe.runtime.capture import capture
@@ -55,7 +55,6 @@ def run_plans(model: str, plans: dict[str, Plan], rounds: int) -> Steps:
     runners, data, optimizers = {}, {}, {}
     for name, plan in plans.items():
         captured = capture(workload.model, workload.batch(max(2, plan.micro_batch))[0])
-        layers = [layer.name for layer in captured.layers]
         runner = Runner(
             captured,
             plan.schedule.parsed(),
@@ -63,7 +62,7 @@ def run_plans(model: str, plans: dict[str, Plan], rounds: int) -> Steps:
             micro_batch=plan.micro_batch,
             loss_fn=workload.loss,
             device=device,
-            recompute=[layers.index(layer) for stage in plan.stages for layer in stage.recompute],
+            recompute=plan.recompute,
         )
         runners[name], data[name] = runner, runner.split(*workload.batch(plan.global_batch))
         optimizers[name] = make_optimizer(plan.optimizer, runner.parameters, 1e-6)
@@ -75,12 +74,6 @@ def run_plans(model: str, plans: dict[str, Plan], rounds: int) -> Steps:
             if index:
                 steps[name].append(runner.recorder.spans())
     return steps
-
-
-def step_s(parts: list[list[Span]]) -> float:
-    """From the first forward to the last optimizer step over all ranks."""
-    spans = [span for part in parts for span in part]
-    return max(span.end_s for span in spans) - min(span.start_s for span in spans)
 
 
 def report(chosen: str, plans: dict[str, Plan], seconds: dict[str, list[float]]) -> float:
@@ -109,7 +102,10 @@ def main() -> None:
     profile = autopipe.profile(options.model, devices=RANKS)
     chosen, plans = plans_of(profile, measure_cluster(RANKS), options.batch)
     ranks = launch.launch(run_plans, (options.model, plans, options.rounds), ranks=RANKS, timeout_s=600)
-    seconds = {name: [step_s([rank[name][i] for rank in ranks]) for i in range(options.rounds)] for name in plans}
+    seconds = {
+        name: [Timeline.of_ranks(step, "measured").step_s for step in zip(*(rank[name] for rank in ranks), strict=True)]
+        for name in plans
+    }
     slower = report(chosen.schedule.name, plans, seconds)
     print(f"{chosen.schedule.name} was chosen: {format_percent(slower, sign=True)} against the best of {len(plans)}")
     sys.exit(slower > ALLOWED)

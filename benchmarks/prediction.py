@@ -19,7 +19,7 @@ from autopipe.core.cluster import Link
 from autopipe.core.profile import Profile
 from autopipe.core.schedule import Schedule, kind
 from autopipe.core.stage import stage_cost
-from autopipe.core.timeline import Span
+from autopipe.core.timeline import Span, Timeline
 from autopipe.core.units import format_duration, format_percent
 from autopipe.runtime import launch
 from autopipe.runtime.capture import capture
@@ -91,12 +91,6 @@ def _schedule(name: str) -> Schedule:
     return kind(name).schedule(2, MICRO_BATCHES)
 
 
-def step_s(parts: list[list[Span]]) -> float:
-    """From the first forward to the last optimizer step over all ranks."""
-    spans = [span for part in parts for span in part]
-    return max(span.end_s for span in spans) - min(span.start_s for span in spans)
-
-
 def rows(path: str, micro_batch: int, rounds: int, link: Link) -> list[tuple[str, float, float, float]]:
     """(plan, predicted, measured, noise) for each plan of a model."""
     ranks = launch.launch(measure_model, (path, micro_batch, rounds), ranks=2, timeout_s=300)
@@ -109,7 +103,8 @@ def rows(path: str, micro_batch: int, rounds: int, link: Link) -> list[tuple[str
         layers = len(profile.layers)
         stages = [stage_cost(profile, *part, micro_batch) for part in ((0, cut), (cut, layers))]
         predicted = simulate(_schedule(name), stages, [link], overhead_s=profile.overhead_s).step_s
-        seconds = [step_s([rank.steps[name, cut][i] for rank in ranks]) for i in range(rounds)]
+        measured = zip(*(rank.steps[name, cut] for rank in ranks), strict=True)
+        seconds = [Timeline.of_ranks(step, "measured").step_s for step in measured]
         noise = error_of_median(seconds) + error_of_median(samples.totals())
         found.append((f"{Path(path).stem} {name} cut {cut}", predicted, statistics.median(seconds), noise))
     return found

@@ -18,6 +18,13 @@ def test_a_plan_knows_its_cuts():
     assert plan().cuts == (3,)
 
 
+def test_the_layers_that_recompute_have_their_numbers_in_the_model():
+    made = plan()
+    last = made.stages[-1]
+    again = replace(made, stages=(*made.stages[:-1], replace(last, recompute=last.layers[-1:])))
+    assert (made.recompute, again.recompute) == ((), (last.stop - 1,))
+
+
 def test_the_schedule_survives_its_text():
     table = plan().schedule
     assert ScheduleTable.of(table.parsed()) == table

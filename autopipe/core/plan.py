@@ -193,6 +193,16 @@ class Plan:
         return tuple(stage.start for stage in self.parts[1:])
 
     @property
+    def recompute(self) -> tuple[int, ...]:
+        """The numbers of the layers that recompute their activations, of one replica of the model."""
+        return tuple(
+            stage.start + place
+            for stage in self.parts
+            for place, layer in enumerate(stage.layers)
+            if layer in stage.recompute
+        )
+
+    @property
     def digest(self) -> str:
         """SHA-256 of the plan's content."""
         return content_digest(asdict(self))

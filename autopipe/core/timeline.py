@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -39,6 +40,17 @@ class Timeline:
     step_s: float
     origin: str = "predicted"
     updates: int = 1
+
+    @classmethod
+    def of_ranks(
+        cls, parts: Sequence[Sequence[Span]], origin: str, memory: tuple[tuple[Memory, ...], ...] | None = None
+    ) -> Timeline:
+        """What the ranks' own clocks recorded, as a step from 0; without memory curves where none is given."""
+        first = min(span.start_s for part in parts for span in part)
+        spans = [s._replace(start_s=s.start_s - first, end_s=s.end_s - first) for part in parts for s in part]
+        ordered = sorted(spans, key=lambda span: (span.start_s, span.rank))
+        curves = ((),) * len(parts) if memory is None else memory
+        return cls(len(parts), tuple(ordered), curves, max(span.end_s for span in spans), origin=origin)
 
     def work_s(self, rank: int) -> float:
         """Seconds of a step in which a rank computes."""

@@ -157,8 +157,6 @@ def capture_for(plan: Plan, workload: Workload, batch: tuple[Inputs, Any]) -> Ca
 
 
 def _runner(plan: Plan, captured: Captured, workload: Workload, device: torch.device, replica: Replica) -> Runner:
-    position = {layer.name: index for index, layer in enumerate(captured.layers)}
-    recompute = [position[name] for stage in plan.parts for name in stage.recompute]
     return Runner(
         captured,
         plan.schedule.parsed(),
@@ -166,7 +164,7 @@ def _runner(plan: Plan, captured: Captured, workload: Workload, device: torch.de
         micro_batch=plan.micro_batch,
         loss_fn=workload.loss,
         device=device,
-        recompute=recompute,
+        recompute=plan.recompute,
         replica=replica,
         reduction=plan.reduction,
     )
@@ -206,7 +204,9 @@ def steps_to_measure(predicted_s: float, seconds: float = MEASURING_S) -> int:
 
 def combine(plan: Plan, ranks: list[RankResult], kind: str) -> CheckResult:
     """The ranks' parts as one result."""
-    timelines = [_timeline(plan, [rank.steps[i] for rank in ranks], ranks) for i in range(len(ranks[0].steps))]
+    memory = tuple((Memory(0.0, rank.peak_bytes),) for rank in ranks)
+    steps = zip(*(rank.steps for rank in ranks), strict=True)
+    timelines = [Timeline.of_ranks(parts, "measured", memory) for parts in steps]
     schedule = plan.schedule.parsed()
     if schedule.asynchronous:
         timelines = own.periods(schedule, timelines[0], steps_to_measure(plan.predicted.step_s))
@@ -240,15 +240,6 @@ def _by_rank(plan: Plan, sizes: list[int]) -> tuple[int, ...]:
     """The largest of each rank's replicas, for as many processes as the plan has a prediction for."""
     count = len(plan.predicted.peak_bytes)
     return tuple(max(sizes[rank::count]) for rank in range(min(count, len(sizes))))
-
-
-def _timeline(plan: Plan, parts: list[list[Span]], ranks: list[RankResult]) -> Timeline:
-    first = min(span.start_s for part in parts for span in part)
-    spans = [s._replace(start_s=s.start_s - first, end_s=s.end_s - first) for part in parts for s in part]
-    step_s = max(span.end_s for span in spans)
-    memory = tuple((Memory(0.0, rank.peak_bytes),) for rank in ranks)
-    ordered = sorted(spans, key=lambda span: (span.start_s, span.rank))
-    return Timeline(len(parts), tuple(ordered), memory, step_s, origin="measured")
 
 
 def _stage(timelines: list[Timeline], stage: int) -> MeasuredStage:
@@ -308,20 +299,20 @@ def try_plan(
         device=kind,
         progress=progress,
     )
-    timelines = [_timeline(plan, [part[0][i] for part in parts], []) for i in range(len(parts[0][0]))]
-    steps = [timeline.step_s for timeline in timelines]
+    timelines = [Timeline.of_ranks(step, "measured") for step in zip(*(steps for steps, _ in parts), strict=True)]
+    steps_s = [timeline.step_s for timeline in timelines]
     stages = tuple(_stage(timelines, stage.index) for stage in plan.stages)
-    return Tried(statistics.median(steps), spread(steps), stages, tuple(peak for _, peak in parts))
+    return Tried(statistics.median(steps_s), spread(steps_s), stages, tuple(peak for _, peak in parts))
 
 
 def trial_rank(plan: Plan, source: Source, kind: str, seconds: float) -> tuple[list[list[Span]], int]:
     """One rank's part of a trial: the spans of its warm steps, and its peak."""
     device = own_device(kind)
-    launch.beat.phase("building the model")
+    launch.beat.phase(launch.BUILDING)
     workload = source.open()
     workload.model.to(device)
     batch = workload.batch(plan.global_batch)
-    launch.beat.phase("capturing")
+    launch.beat.phase(launch.CAPTURING)
     replica = Replica.join(plan.depth, plan.replicas)
     runner = _runner(plan, capture_for(plan, workload, batch), workload, device, replica)
     optimizer = make_optimizer(plan.optimizer, runner.parameters, lr=1e-6)

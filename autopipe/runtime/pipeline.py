@@ -212,7 +212,7 @@ class Pipeline:
             micro_batch=self.plan.micro_batch,
             loss_fn=lambda output, target: check_loss(self._loss_fn(output, target), "the model"),
             device=self.device,
-            recompute=[found.index(name) for stage in self.plan.parts for name in stage.recompute if training],
+            recompute=self.plan.recompute if training else (),
             training=training,
             replica=self._replica,
             reduction=self.plan.reduction,

@@ -149,7 +149,8 @@ def rehearse(plan: Plan, *, timeout_s: float | None = None, progress: Callable[[
         progress=progress,
     )
     costs = machine_costs(parts)
-    steps = [_timeline(ranks, [part.steps[i] for part in parts]) for i in range(WARM_STEPS, WARM_STEPS + STEPS)]
+    done = list(zip(*(part.steps for part in parts), strict=True))[WARM_STEPS:]
+    steps = [Timeline.of_ranks([[d.span for d in part] for part in step], "emulated") for step in done]
     seconds = [line.step_s for line in steps]
     typical = min(steps, key=lambda line: abs(line.step_s - statistics.median(seconds)))
     return Rehearsal(
@@ -314,10 +315,3 @@ def expected(plan: Plan, job: Job, factor: float, costs: Costs) -> Timeline:
         seconds = max(way_s, costs.way_s(numbers / largest))
         hops.append(Link(seconds, 1e30) if hop else None)
     return simulate(job.schedule, stages, hops, overhead_s=costs.overhead_s)
-
-
-def _timeline(ranks: int, parts: Sequence[list[Done]]) -> Timeline:
-    first = min(done.span.start_s for part in parts for done in part)
-    spans = [d.span._replace(start_s=d.span.start_s - first, end_s=d.span.end_s - first) for p in parts for d in p]
-    ordered = sorted(spans, key=lambda span: (span.start_s, span.rank))
-    return Timeline(ranks, tuple(ordered), ((),) * ranks, max(span.end_s for span in spans), origin="emulated")
