@@ -14,7 +14,7 @@ the next in the steady part of the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -24,14 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopipe.core.cluster import Link
-from autopipe.core.lowering import buffered, posted_last
+from autopipe.core.lowering import posted_last
 from autopipe.core.periodic import steady
 from autopipe.core.plan import Plan
-from autopipe.core.schedule import Action, Op, Schedule
+from autopipe.core.schedule import Action, Op, Schedule, stages_on
 from autopipe.core.stage import StageCost
-from autopipe.core.timeline import Memory, Span, Timeline
+from autopipe.core.timeline import Span, Timeline
 from autopipe.core.validation import sequence, values
-from autopipe.core.versions import copies
+from autopipe.loads import memory_curve
 from autopipe.wires import Flow, Wires, queued_ends, wires_of
 
 Floats = NDArray[np.float64]
@@ -42,7 +42,6 @@ OPS = (Op.F, Op.B, Op.I, Op.W)
 
 _CHUNK = 250
 """Candidates that are walked together: enough to fill numpy's loops, few enough to stay in the cache."""
-
 
 _MOST = 4_000_000
 """Numbers that are held at once; orders of many actions are walked with fewer candidates together."""
@@ -350,7 +349,7 @@ def simulate(
     rows = [_spans(schedule, graph, rank, stages, costs, ends) for rank in range(schedule.ranks)]
     held = [stage.under(memory) for stage in stages]
     spans = sorted((span for row in rows for span in row), key=lambda span: (span.start_s, span.rank, span.end_s))
-    curves = tuple(_memory(schedule, rank, held, row) for rank, row in enumerate(rows))
+    curves = tuple(memory_curve(schedule, rank, held, row) for rank, row in enumerate(rows))
     if schedule.asynchronous:
         first, last, updates = graph.window
         start, end = float(ends[first[0], 0]), float(ends[last[0], 0])
@@ -375,103 +374,9 @@ def _spans(
         seconds = float(seconds_of[_cost_row(action, schedule.stages)])
         start, now = now, float(ends[row, 0])
         spans.append(Span(rank, action, max(start, now - seconds), now))
-    own = _stages_of(schedule, rank) if schedule.trains and not schedule.asynchronous else ()
+    own = stages_on(schedule.placement, rank) if schedule.trains and not schedule.asynchronous else ()
     now += sum(stages[stage].reduce_s for stage in own)
     for stage in own:
         start, now = now, now + stages[stage].optimizer_s
         spans.append(Span(rank, Action(stage, Op.O, 0), start, now))
     return spans
-
-
-class Load(NamedTuple):
-    """What a rank holds while one action runs, besides what it holds throughout.
-
-    Stages are counted among those of the rank, ascending. ``running`` is the action's stage, None between actions.
-    ``forwards`` counts each stage's micro-batches between F and B or I, ``input_grads`` those between I and W.
-    ``gradients`` tells which stages have gradients; ``first`` that the action is the B that makes them.
-    """
-
-    running: int | None
-    forwards: tuple[int, ...]
-    input_grads: tuple[int, ...]
-    gradients: tuple[bool, ...]
-    first: bool = False
-
-    def bytes(self, own: Sequence[StageCost]) -> int:
-        """The bytes of activations, gradients and workspace; ``own`` are the rank's stages."""
-        held = sum(
-            f * stage.held_after_forward_bytes + i * stage.held_after_input_grad_bytes + g * stage.gradient_bytes
-            for f, i, g, stage in zip(self.forwards, self.input_grads, self.gradients, own, strict=True)
-        )
-        if self.running is None:
-            return held
-        stage = own[self.running]
-        more = stage.first_backward_bytes - stage.held_after_forward_bytes if self.first else 0
-        return held + max(stage.workspace_bytes, more)
-
-    def covers(self, other: Load) -> bool:
-        """Whether this load is at least the other, whatever the stages cost."""
-        if self.running != other.running or (other.first and not self.makes_gradients()):
-            return False
-        mine, theirs = (*self.forwards, *self.input_grads), (*other.forwards, *other.input_grads)
-        counts = zip((*mine, *self.gradients), (*theirs, *other.gradients), strict=True)
-        return all(a >= b for a, b in counts)
-
-    def makes_gradients(self) -> bool:
-        """Whether the action's stage has gradients or is making them."""
-        return self.first or (self.running is not None and self.gradients[self.running])
-
-
-def loads(schedule: Schedule, rank: int) -> Iterator[Load]:
-    """A rank's load during each action of its row and each of its optimizer's steps; the last is what then remains."""
-    own = _stages_of(schedule, rank)
-    forwards, input_grads, gradients = [0] * len(own), [0] * len(own), [False] * len(own)
-    for stage, op, _ in schedule.order[rank]:
-        place = own.index(stage)
-        first = op is Op.B and not gradients[place]
-        gradients[place] = gradients[place] or op is Op.W
-        yield Load(place, tuple(forwards), tuple(input_grads), tuple(gradients), first)
-        gradients[place] = (gradients[place] or first) and op is not Op.O
-        forwards[place] += schedule.trains if op is Op.F else -(op in (Op.B, Op.I))
-        input_grads[place] += (op is Op.I) - (op is Op.W)
-    for place in range(len(own) if schedule.trains and not schedule.asynchronous else 0):
-        yield Load(place, tuple(forwards), tuple(input_grads), tuple(gradients))
-    yield Load(None, tuple(forwards), tuple(input_grads), (False,) * len(own))
-
-
-def peak_loads(schedule: Schedule, rank: int) -> tuple[Load, ...]:
-    """The loads of a rank that can be its highest, whatever the stages cost. They depend on the order alone."""
-    kept: list[Load] = []
-    distinct = dict.fromkeys(load for load in loads(schedule, rank) if load.running is not None)
-    for load in sorted(distinct, key=_most_first):
-        if not any(other.covers(load) for other in kept):
-            kept.append(load)
-    return tuple(kept)
-
-
-def _most_first(load: Load) -> tuple[int, int, bool]:
-    """Sorts a load before all that it covers."""
-    return -sum(load.forwards) - sum(load.input_grads), -sum(load.gradients), not load.first
-
-
-def _stages_of(schedule: Schedule, rank: int) -> tuple[int, ...]:
-    return tuple(stage for stage, where in enumerate(schedule.placement) if where == rank)
-
-
-def always_bytes(schedule: Schedule, stage: int, cost: StageCost) -> int:
-    """What a stage holds throughout: what lasts, further versions of its weights, what is received and sent."""
-    versions = (copies(schedule, stage) - 1) * cost.parameter_bytes
-    return cost.lasting_bytes + versions + cost.buffers_bytes(buffered(schedule, stage))
-
-
-def _memory(schedule: Schedule, rank: int, stages: Sequence[StageCost], spans: Sequence[Span]) -> tuple[Memory, ...]:
-    """A rank's memory curve: a point where an action starts, and where it ends unless the next one starts there."""
-    own = [stages[stage] for stage in _stages_of(schedule, rank)]
-    base = sum(always_bytes(schedule, stage, stages[stage]) for stage in _stages_of(schedule, rank))
-    row = [*loads(schedule, rank)]
-    points = [Memory(0.0, base)]
-    for load, then, span, following in zip(row, row[1:], spans, [*spans[1:], None], strict=False):
-        points.append(Memory(span.start_s, base + load.bytes(own)))
-        if following is None or following.start_s > span.end_s:
-            points.append(Memory(span.end_s, base + then._replace(running=None).bytes(own)))
-    return tuple(points[points[0].time_s == points[1].time_s :])

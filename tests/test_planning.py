@@ -18,6 +18,7 @@ from autopipe.core.profile import Profile, Tie
 from autopipe.core.schedule import Shape, kind, kinds
 from autopipe.core.stage import StageCost, stage_cost
 from autopipe.core.timeline import Timeline
+from autopipe.loads import peak_loads
 from autopipe.planning.bounds import quick_bound_s
 from autopipe.planning.cases import Case
 from autopipe.planning.outcome import outcome
@@ -25,7 +26,7 @@ from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.space import numbers
 from autopipe.planning.tables import Setting
-from autopipe.simulate import Graph, peak_loads, simulate
+from autopipe.simulate import Graph, simulate
 from autopipe.solvers.brute import splits
 from tests.synthetic import chain, cluster, random_schedule
 

@@ -16,7 +16,8 @@ from autopipe.core.lowering import posted_last
 from autopipe.core.schedule import Action, Op, Schedule, kind
 from autopipe.core.stage import StageCost
 from autopipe.core.timeline import Memory
-from autopipe.simulate import Costs, Graph, costs_of, loads, peak_loads, simulate
+from autopipe.loads import loads, peak_loads
+from autopipe.simulate import Costs, Graph, costs_of, simulate
 from tests.synthetic import random_schedule, stage
 
 

@@ -58,6 +58,11 @@ Order = tuple[tuple[Action, ...], ...]
 """For each rank, its actions in order."""
 
 
+def stages_on(placement: Sequence[int], rank: int) -> tuple[int, ...]:
+    """The stages that a placement puts on a rank, ascending."""
+    return tuple(stage for stage, where in enumerate(placement) if where == rank)
+
+
 @dataclass(frozen=True)
 class Shape:
     """What a schedule is asked for: ranks, micro-batches, and which rank holds each stage.
@@ -81,7 +86,7 @@ class Shape:
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a rank holds, ascending."""
-        return tuple(stage for stage, where in enumerate(self.placement) if where == rank)
+        return stages_on(self.placement, rank)
 
 
 WEIGHTS = ("flush", "stashed", "synced", "double", "latest")

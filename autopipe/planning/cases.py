@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from autopipe.baselines import BASELINES
 from autopipe.core.cluster import Link
-from autopipe.core.schedule import Schedule
+from autopipe.core.schedule import Schedule, stages_on
+from autopipe.loads import Load, peak_loads
 from autopipe.planning.bounds import has_room, least_ends, quick_bound_s
 from autopipe.planning.moves import joint_moves, single_moves
 from autopipe.planning.outline import Outline
@@ -22,7 +23,7 @@ from autopipe.planning.ranges import Floats, Ranges
 from autopipe.planning.recompute import chosen_layers
 from autopipe.planning.seats import Seats
 from autopipe.planning.tables import Setting, Tables, fitted, open_ranges, spots, tables
-from autopipe.simulate import Costs, Graph, Load, late_of, peak_loads
+from autopipe.simulate import Costs, Graph, late_of
 from autopipe.solvers.brute import splits
 from autopipe.solvers.chain_dp import Split, smallest_maximum, smallest_step
 from autopipe.wires import wires_of
@@ -280,7 +281,7 @@ class Case:
             return peaks
         begin, end = positions[:, :-1], positions[:, 1:]
         for rank in range(self.depth):
-            own = [s for s, where in enumerate(self.outline.placement) if where == rank]
+            own = stages_on(self.outline.placement, rank)
             peaks[:, rank] = self._joint_peak(rank, begin[:, own], end[:, own])
         return peaks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from autopipe.core.schedule import stages_on
 from autopipe.core.units import many
 from autopipe.planning.outcome import Outcome
 from autopipe.planning.space import SAME, Space, search
@@ -45,7 +46,7 @@ def _parts(chosen: Outcome) -> dict[str, float]:
     line = chosen.timeline
     work = [line.work_s(rank) for rank in range(line.ranks)]
     busiest = next(rank for rank, seconds in enumerate(work) if seconds >= max(work) * (1 - SAME))
-    own = [stage for stage, rank in enumerate(chosen.case.outline.placement) if rank == busiest]
+    own = stages_on(chosen.case.outline.placement, busiest)
     reduction = sum(chosen.costs[stage].reduce_s for stage in own)
     optimizer, waiting = sum(chosen.costs[stage].optimizer_s for stage in own), line.step_s - work[busiest]
     waiting = max(waiting - reduction, 0.0)

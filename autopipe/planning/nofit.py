@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from autopipe.core.cluster import Cluster, Link, Tier
 from autopipe.core.errors import AutopipeError, NoPlanFits, UsageError
+from autopipe.core.schedule import stages_on
 from autopipe.core.units import format_bytes, format_percent
 from autopipe.planning.outcome import Outcome
 from autopipe.planning.request import possible_depths, wanted_kinds
@@ -31,7 +32,7 @@ def no_plan_fits(space: Space, *, free_depth: bool, headroom: float) -> Autopipe
     rank = nearest.over_limit()
     assert rank is not None
     peak, limit = nearest.peaks[rank], nearest.case.seats.limits[rank]
-    own = [stage for stage, where in enumerate(nearest.case.outline.placement) if where == rank]
+    own = stages_on(nearest.case.outline.placement, rank)
     static = sum(nearest.costs[stage].static_bytes for stage in own)
     what = f"weights, gradients and optimizer {format_bytes(static)}, activations {format_bytes(peak - static)}"
     help_ = list(_help(space, nearest, free_depth))
@@ -88,7 +89,7 @@ def _fits_with_one(space: Space, nearest: Outcome) -> bool:
     """Receive buffers stay, since there are more of smaller ones; all else that is not static shrinks."""
     case = nearest.case
     for rank, peak in enumerate(nearest.peaks):
-        own = [stage for stage, where in enumerate(case.outline.placement) if where == rank]
+        own = stages_on(case.outline.placement, rank)
         costs = [nearest.costs[stage] for stage in own]
         stays = sum(cost.static_bytes + cost.buffers_bytes(case.outline.micro_batches) for cost in costs)
         if stays + (peak - stays) / case.micro_batch > case.seats.limits[rank]:

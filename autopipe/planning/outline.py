@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autopipe.core.schedule import Action, Op, Schedule
+from autopipe.core.schedule import Action, Op, Schedule, stages_on
+from autopipe.loads import Load, peak_loads
 from autopipe.planning.recompute import Moment
-from autopipe.simulate import OPS, Load, peak_loads
+from autopipe.simulate import OPS
 
 
 class Row(NamedTuple):
@@ -113,7 +114,7 @@ def _moments(schedule: Schedule) -> list[tuple[Moment, ...]]:
     found: dict[int, tuple[Moment, ...]] = {}
     for rank in range(schedule.ranks):
         highest = peak_loads(schedule, rank)
-        own = [stage for stage, where in enumerate(schedule.placement) if where == rank]
+        own = stages_on(schedule.placement, rank)
         for place, stage in enumerate(own):
             found[stage] = tuple(dict.fromkeys(_moment(load, place) for load in highest))
     return [found[stage] for stage in range(schedule.stages)]

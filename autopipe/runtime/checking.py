@@ -18,7 +18,7 @@ from autopipe.core.plan import Plan
 from autopipe.core.result import CheckResult, Measured, MeasuredStage, Parity
 from autopipe.core.schedule import Op
 from autopipe.core.timeline import Memory, Span, Timeline
-from autopipe.runtime import launch
+from autopipe.runtime import launch, watching
 from autopipe.runtime.batches import Part
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.devices import cores, own_device
@@ -97,13 +97,13 @@ def _source(plan: Plan, folder: Path, model: str | InMemory | None) -> Source:
 def check_rank(plan: Plan, source: Source, kind: str) -> RankResult:
     """One rank's part: parity first, then warm steps with the clock, then one under the memory counter."""
     device = own_device(kind)
-    launch.beat.phase(launch.BUILDING)
+    launch.beat.phase(watching.BUILDING)
     workload = source.open()
     workload.model.to(device)
     batch = workload.batch(plan.global_batch)
     replica = Replica.join(plan.depth, plan.replicas)
     parity, notes = _parity(plan, source, device, replica)
-    launch.beat.phase(launch.CAPTURING)
+    launch.beat.phase(watching.CAPTURING)
     captured = capture_for(plan, workload, batch)
     runner = _runner(plan, captured, workload, device, replica)
     optimizer = make_optimizer(plan.optimizer, runner.parameters, lr=1e-6)
@@ -308,11 +308,11 @@ def try_plan(
 def trial_rank(plan: Plan, source: Source, kind: str, seconds: float) -> tuple[list[list[Span]], int]:
     """One rank's part of a trial: the spans of its warm steps, and its peak."""
     device = own_device(kind)
-    launch.beat.phase(launch.BUILDING)
+    launch.beat.phase(watching.BUILDING)
     workload = source.open()
     workload.model.to(device)
     batch = workload.batch(plan.global_batch)
-    launch.beat.phase(launch.CAPTURING)
+    launch.beat.phase(watching.CAPTURING)
     replica = Replica.join(plan.depth, plan.replicas)
     runner = _runner(plan, capture_for(plan, workload, batch), workload, device, replica)
     optimizer = make_optimizer(plan.optimizer, runner.parameters, lr=1e-6)

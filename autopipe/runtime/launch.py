@@ -3,8 +3,8 @@
 Processes come from torch's elastic launcher, so that a function runs under the same environment as under torchrun;
 inside torchrun ``launch`` joins the processes that are there. On top of it:
 
-- every rank notes what it is doing in a small shared file (Beat); when no rank has moved for ``timeout_s``, the one
-  that computes, rather than waits for another, is named and all are killed;
+- every rank notes what it is doing in a small shared file (watching.py); when no rank has moved for ``timeout_s``, the
+  one that computes, rather than waits for another, is named and all are killed;
 - the first rank to fail is the one whose error is raised, as the error that it was;
 - a rank that finds its parent gone ends itself.
 """
@@ -14,11 +14,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import mmap
 import os
 import pickle
 import signal
-import struct
 import sys
 import tempfile
 import threading
@@ -28,7 +26,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,50 +35,13 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from autopipe.core.errors import AutopipeError, ModelError, RankFailed
+from autopipe.runtime import watching
 from autopipe.runtime.host import hurry_messages, keep_freed_memory
 
 T = TypeVar("T")
-BUILDING, CAPTURING = "building the model", "capturing the model"
-"""Phases in which a rank gets ready: a large model takes its time in each, and nothing moves meanwhile."""
-START_TIMEOUT_S = 300.0
-"""Until a rank is ready: importing torch and a model library may be slow on a cold disk, too."""
-_GRACE_S = 3.0
-_ROW = struct.Struct("=dqB47s88s")
 
-
-class Beat:
-    """What one rank is doing, for those who watch it: written in a microsecond, read by the parent."""
-
-    def __init__(self, folder: Path, rank: int, ranks: int) -> None:
-        self._file = open(folder / "beats", "r+b")  # noqa: SIM115  (lives as long as its map)
-        self._map = mmap.mmap(self._file.fileno(), ranks * _ROW.size)
-        self._at = rank * _ROW.size
-
-        self._phase = b""
-
-    def __call__(self, doing: str, *, waiting: bool = False) -> None:
-        """Note the time and what begins now; ``waiting`` says that another rank has to move first."""
-        row = (time.monotonic(), os.getpid(), waiting, doing.encode()[:47], self._phase[:88])
-        _ROW.pack_into(self._map, self._at, *row)
-
-    def phase(self, text: str) -> None:
-        """Begin a part of the job that a user is told of."""
-        self._phase = text.encode()
-        self(text)
-
-
-class Silent:
-    """The beat of a process that nobody watches."""
-
-    def __call__(self, doing: str, *, waiting: bool = False) -> None:
-        """Nothing."""
-
-    def phase(self, text: str) -> None:
-        """Nothing."""
-
-
-beat: Beat | Silent = Silent()
-"""Called by long-running code on every rank; see Beat."""
+beat: watching.Beat | watching.Silent = watching.Silent()
+"""Called by long-running code on every rank; see watching.Beat."""
 
 _deadline = float("inf")
 
@@ -117,9 +78,10 @@ def launch(
     _quiet_tracker()
     with tempfile.TemporaryDirectory(prefix="autopipe-") as name:
         folder = Path(name)
-        (folder / "beats").write_bytes(bytes(_ROW.size * ranks))
+        watching.start(folder, ranks)
         stop = threading.Event()
-        watch = threading.Thread(target=_watch, args=(folder, ranks, timeout_s, stop, progress), daemon=True)
+        given = (folder, ranks, timeout_s, _deadline, stop, progress)
+        watch = threading.Thread(target=watching.watch, args=given, daemon=True)
         watch.start()
         failure: BaseException
         try:
@@ -134,7 +96,7 @@ def launch(
             with _undisturbed():
                 stop.set()
                 watch.join()
-                _kill_all(folder, ranks)
+                watching.kill_all(folder, ranks)
                 gc.collect()  # the launcher's semaphores, else Python warns of them at its end
         raise failure
 
@@ -268,7 +230,7 @@ def _entry(
     os.dup2(2, 1)  # what a model prints must not mix with results on stdout
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
-    beat = Beat(folder, rank, ranks)
+    beat = watching.Beat(folder, rank, ranks)
     beat("starting")
     _tell_exits(folder, rank)
     try:
@@ -366,10 +328,10 @@ def _first_error(folder: Path, ranks: int, failure: ChildFailedError) -> Autopip
         return error
     rank, process = min(dead.items(), default=(failure.get_first_failure()))
     others = "; all other ranks were ended" if ranks > 1 else ""
-    return RankFailed(f"rank {rank} {_death(process.exitcode, _rows(folder, ranks)[rank])}{others}")
+    return RankFailed(f"rank {rank} {_death(process.exitcode, watching.rows_of(folder, ranks)[rank])}{others}")
 
 
-def _death(code: int, last: _Row) -> str:
+def _death(code: int, last: watching.Row) -> str:
     """How a rank went that told no error, what it was doing, and what may help."""
     doing = ", at ".join(dict.fromkeys(filter(None, (last.phase, last.doing))))
     if code == 1 and not last.doing:
@@ -389,82 +351,6 @@ _SIGNAL_HELP = {
     signal.SIGINT: "someone ended it",
     signal.SIGHUP: "someone ended it",
 }
-
-
-class _Row(NamedTuple):
-    """A rank's last beat."""
-
-    at: float
-    pid: int
-    waiting: bool
-    doing: str
-    phase: str
-
-
-def _watch(
-    folder: Path, ranks: int, timeout_s: float, stop: threading.Event, progress: Callable[[str], None] | None
-) -> None:
-    """Kill all ranks when none has moved for too long, their time is over, or one has failed and the others linger."""
-    begun, failed_at, told, deadline = time.monotonic(), None, "", _deadline
-    while not stop.wait(0.2):
-        now, rows = time.monotonic(), _rows(folder, ranks)
-        if progress is not None and rows[0].phase != told:
-            told = rows[0].phase
-            progress(told)
-        if failed_at is None and any(folder.glob("error-*")):
-            failed_at = now
-        if failed_at is not None and now - failed_at > _GRACE_S:
-            _kill(rows)
-        starting = any(row.doing in ("", "starting", BUILDING, CAPTURING) for row in rows)
-        limit = max(timeout_s, START_TIMEOUT_S) if starting else timeout_s
-        silent = now - max(begun, *(row.at for row in rows)) > limit
-        if failed_at is None and (silent or now > deadline):
-            (folder / "hung").write_text(
-                _hung_text(rows, limit) if silent else "its time was over: all ranks were ended"
-            )
-            _kill(rows)
-            failed_at = now
-
-
-def _hung_text(rows: list[_Row], limit: float) -> str:
-    """Blame a rank that computes before one that waits, the longest silent one first."""
-    rank = min(range(len(rows)), key=lambda r: (rows[r].waiting, rows[r].at))
-    return (
-        f"rank {rank} hung in {rows[rank].doing or 'starting'}: nothing moved for {limit:g} s; "
-        f"all ranks were ended. Use --timeout for a longer wait"
-    )
-
-
-def _rows(folder: Path, ranks: int) -> list[_Row]:
-    content = (folder / "beats").read_bytes()
-    rows = [_ROW.unpack_from(content, rank * _ROW.size) for rank in range(ranks)]
-    return [_Row(at, pid, bool(waiting), _text(doing), _text(phase)) for at, pid, waiting, doing, phase in rows]
-
-
-def _text(field: bytes) -> str:
-    return field.rstrip(b"\0").decode(errors="replace")
-
-
-def _kill(rows: list[_Row]) -> None:
-    for row in rows:
-        if row.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(row.pid, signal.SIGKILL)
-
-
-def _kill_all(folder: Path, ranks: int) -> None:
-    """Whatever is left, a stopped process too, when the launcher has returned or was interrupted."""
-    _kill([row for row in _rows(folder, ranks) if _is_child(row.pid)])
-
-
-def _is_child(pid: int) -> bool:
-    """Whether the process is still ours: its number may have been given away."""
-    if not pid:
-        return False
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    except ChildProcessError:
-        return False
 
 
 def _joined(function: Callable[..., T], args: tuple[Any, ...], ranks: int, threads: int, device: str) -> list[T]:

@@ -17,7 +17,7 @@ from torch import nn
 from autopipe.core import files
 from autopipe.core.errors import AutopipeError, ModelError, UsageError
 from autopipe.core.profile import OPTIMIZER_STATE, CostTable, LayerCost, Profile
-from autopipe.runtime import launch
+from autopipe.runtime import launch, watching
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.curves import first_sizes, interpolated, straight
 from autopipe.runtime.devices import cores, default_device, describe, own_device
@@ -89,9 +89,9 @@ def profile(
 
 def first_contact(source: Source, micro_batch: int, kind: str, threads: int, ranks: int, optimizer: str) -> Profile:
     """Build and capture the model, in a process of its own: a profile without costs, with notes for the user."""
-    launch.beat.phase(launch.BUILDING)
+    launch.beat.phase(watching.BUILDING)
     workload = source.open()
-    launch.beat.phase(launch.CAPTURING)
+    launch.beat.phase(watching.CAPTURING)
     captured = capture_checked(workload, micro_batch)
     facts = facts_of(workload, captured, kind, threads, ranks, optimizer)
     notes, dtype = captured.notes, captured.dtype
@@ -189,11 +189,11 @@ def measure_rank(
 ) -> RankSamples:
     """One rank's part: its layers, and what the runtime costs."""
     device = own_device(kind)
-    launch.beat.phase(launch.BUILDING)
+    launch.beat.phase(watching.BUILDING)
     begun = time.monotonic()
     workload = source.open()
     workload.model.to(device)
-    launch.beat.phase(launch.CAPTURING)
+    launch.beat.phase(watching.CAPTURING)
     inputs, _ = workload.batch(max(2, min(micro_batches)))
     captured = capture(workload.model, inputs)
     cuts = [index + 1 for index, layer in enumerate(captured.layers[:-1]) if layer.cut_after]

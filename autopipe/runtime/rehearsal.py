@@ -23,7 +23,7 @@ from autopipe.core.cluster import Link
 from autopipe.core.errors import UsageError
 from autopipe.core.plan import Plan
 from autopipe.core.result import Rehearsal
-from autopipe.core.schedule import Action, Op, Schedule, kind
+from autopipe.core.schedule import Action, Op, Schedule, kind, stages_on
 from autopipe.core.stage import StageCost
 from autopipe.core.timeline import Span, Timeline
 from autopipe.runtime import launch
@@ -231,7 +231,7 @@ def run_rank(job: Job, small: Job, large: Job) -> RankPart:
 def run_job(job: Job, steps: int) -> list[list[Done]]:
     """Run a pipeline; what this rank did in each step, in its order."""
     rank, schedule = dist.get_rank(), job.schedule
-    own = [stage for stage, where in enumerate(schedule.placement) if where == rank]
+    own = stages_on(schedule.placement, rank)
     works = [_work(job, stage) for stage in own]
     modules = [_stage(job, stage, work) for stage, work in zip(own, works, strict=True)]
     device = torch.device("cpu")

@@ -11,7 +11,7 @@ from torch import nn
 
 from autopipe.core.errors import UsageError
 from autopipe.core.reduction import MEAN, Reduction
-from autopipe.core.schedule import Action, Op, Schedule
+from autopipe.core.schedule import Action, Op, Schedule, stages_on
 from autopipe.runtime.batches import Part, Weighed, check_size, divide
 from autopipe.runtime.capture import Captured
 from autopipe.runtime.joining import Output
@@ -63,7 +63,7 @@ class Runner:
         self.rank = self.replica.rank
         self.recorder = Recorder(dist.get_rank(), device)
         self.captured, self._loss_fn, self._training = captured, loss_fn, training
-        mine = [stage for stage, rank in enumerate(schedule.placement) if rank == self.rank]
+        mine = stages_on(schedule.placement, self.rank)
         parts = {schedule.part_of[stage]: stage for stage in mine}
         self.modules: list[StageModule] = build_stages(
             captured, cuts, only=parts, recompute=recompute, deferred=training and schedule.splits_backward

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from autopipe.core.errors import ModelError, RankFailed
-from autopipe.runtime import launch
+from autopipe.runtime import launch, watching
 
 
 def _sum_of_ranks(offset: int) -> float:
@@ -78,9 +78,9 @@ def test_the_first_failing_rank_ends_all(how: str, kind: type[Exception], text: 
 
 
 def _builds_slowly() -> str:
-    launch.beat.phase(launch.BUILDING)
+    launch.beat.phase(watching.BUILDING)
     time.sleep(2.5)
-    launch.beat.phase(launch.CAPTURING)
+    launch.beat.phase(watching.CAPTURING)
     return "built"
 
 
