@@ -17,6 +17,7 @@ from autopipe.core import units
 from autopipe.core.plan import Rejected
 from autopipe.core.schedule import Action, Op, Schedule
 from autopipe.report import terminal
+from autopipe.report.rows import alike
 from tests.samples import check_result, cluster, plan, profile, rehearsal
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -51,6 +52,17 @@ def test_no_line_is_wider_than_asked_nor_ends_in_blanks(name):
 def test_the_width_is_kept(width):
     long = replace(plan(), rejected=(Rejected("another way " * 9, "a reason that is long " * 9, 1.0, 0.5, 1),))
     assert max(map(cell_len, terminal.plan_text(long, width=width).splitlines())) <= width
+
+
+def test_baselines_that_cut_alike_are_one_line():
+    def other(what, reason="+7.0 %"):
+        return Rejected(what, reason, 1.0, 0.5, 1)
+
+    first, second = other("equal layers, 1F1B"), other("GPipe's split, 1F1B")
+    different, own = other("Megatron's split, 1F1B", "+8.0 %"), other("micro-batch 8")
+    assert alike([first, different, second, own, replace(own, what="GPipe")]) == [
+        replace(first, what="equal layers, 1F1B, and 1 alike"), different, own, replace(own, what="GPipe")
+    ]  # fmt: skip
 
 
 def rows(text: str, header: str) -> list[list[str]]:

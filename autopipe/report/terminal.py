@@ -26,6 +26,7 @@ from autopipe.core.units import format_bytes, format_count, format_duration, for
 from autopipe.report.rows import (
     LAYERS,
     Row,
+    alike,
     check_rows,
     clean,
     end_of,
@@ -224,7 +225,7 @@ def _plan_foot(plan: Plan) -> Table:
 
 
 def _rejected_table(rejected: Sequence[Rejected]) -> Table:
-    rows = [(_fit(what, 34), *others) for what, *others in rejected_rows(rejected)]
+    rows = [(_fit(what, 34), *others) for what, *others in rejected_rows(alike(rejected))]
     return _table(("why not", "step", "idle", "peak", ""), rows, left=(0, 4))
 
 
