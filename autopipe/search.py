@@ -15,6 +15,7 @@ from autopipe.core.errors import UsageError
 from autopipe.core.plan import FileRef, ModelRef, Plan, ScheduleTable
 from autopipe.core.profile import OPTIMIZER_STATE, Profile, content_digest
 from autopipe.core.validation import validate
+from autopipe.planning.finalists import least_expected
 from autopipe.planning.limits import limited_by
 from autopipe.planning.nofit import no_plan_fits
 from autopipe.planning.outcome import outcome
@@ -78,7 +79,7 @@ def plan(
     answer = search(space)
     if answer.best is None:
         raise no_plan_fits(space, free_depth=depths is None, headroom=headroom)
-    chosen = outcome(answer.best.case, answer.best.found.positions)
+    chosen = least_expected(space, outcome(answer.best.case, answer.best.found.positions))
     validate(chosen.case.schedule, can_split_backward=can_split(chosen))
     others = rejected(space, chosen)
     bound_s = min(answer.lower_bound_s, chosen.timeline.step_s)  # equal but for rounding where the bound is met

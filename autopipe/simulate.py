@@ -197,16 +197,19 @@ class Graph:
         self._settle(costs, ends)
         return ends
 
-    def _settle(self, costs: Costs, ends: Floats) -> None:
+    def _settle(self, costs: Costs, ends: Floats, factors: Floats | None = None) -> None:
         """Walk; where receives can be late, find who waits for a busy sender, and walk again."""
         if self.asynchronous:
             costs = costs._replace(actions_s=np.vstack([costs.actions_s, costs.optimizer_s]))
-        self._walk(costs, ends)
+        self._walk(costs, ends, None, factors)
         if costs.late_s.any():
-            self._walk(costs, ends, self._waits(costs, ends))
+            self._walk(costs, ends, self._waits(costs, ends), factors)
 
     def _waits(self, costs: Costs, ends: Floats) -> Floats:
-        """What each action waits at least from when it asks for its value, because its sender is computing then."""
+        """What each action waits at least from when it asks for its value, because its sender is computing then.
+
+        Uneven actions are taken for even ones when it is asked what the sender does: few waits hang on that.
+        """
         waits = np.zeros_like(ends)
         for row, before, transfer, sender in self.asks:
             asked, way, theirs = ends[before], costs.transfers_s[transfer], ends[self.rows[sender]]
@@ -217,9 +220,9 @@ class Graph:
             waits[row] = costs.late_s[transfer] * busy
         return waits
 
-    def _walk(self, costs: Costs, ends: Floats, waits: Floats | None = None) -> None:
+    def _walk(self, costs: Costs, ends: Floats, waits: Floats | None = None, factors: Floats | None = None) -> None:
         if costs.wires is not None:
-            self._queue(costs, costs.wires, ends, waits)
+            self._queue(costs, costs.wires, ends, waits, factors)
             return
         widest = max(len(level.cost) for level in self.levels)
         arrives, other = np.empty((2, widest, ends.shape[1]))
@@ -233,17 +236,22 @@ class Graph:
                 scratch += waits[rows]
             np.maximum(arrival, scratch, out=arrival)
             costs.actions_s.take(cost, axis=0, out=scratch, mode="clip")
+            if factors is not None:
+                scratch *= factors[rows]
             np.add(arrival, scratch, out=out)
 
-    def _queue(self, costs: Costs, wires: Wires, ends: Floats, waits: Floats | None) -> None:
+    def _queue(
+        self, costs: Costs, wires: Wires, ends: Floats, waits: Floats | None, factors: Floats | None = None
+    ) -> None:
         """Run the actions in the order of time, one candidate after the other."""
-        columns = zip(*(level[1:] for level in self.levels), strict=True)
-        before, source, transfer, cost = ([0, *np.concatenate(column).tolist()] for column in columns)
-        flow = Flow(before, source, transfer, cost)
+        columns = zip(*(level[1:4] for level in self.levels), strict=True)
+        before, source, transfer = ([0, *np.concatenate(column).tolist()] for column in columns)
+        flow = Flow(before, source, transfer)
         late = np.zeros_like(ends) if waits is None else waits
         for n in range(ends.shape[1]):
-            actions_s, transfers_s = costs.actions_s[:, n].tolist(), costs.transfers_s[:, n].tolist()
-            ends[:, n] = queued_ends(flow, actions_s, transfers_s, wires, late[:, n].tolist())
+            actions_s = costs.actions_s[self.costs, n] * (1.0 if factors is None else factors[:, n])
+            transfers_s = costs.transfers_s[:, n].tolist()
+            ends[:, n] = queued_ends(flow, actions_s.tolist(), transfers_s, wires, late[:, n].tolist())
 
     def steps(self, costs: Costs) -> Floats:
         """The seconds of a step, or the period, for each of the n candidates, optimizer included."""
@@ -257,6 +265,14 @@ class Graph:
             self._settle(chunk, ends)
             result[part] = self._steps(ends, chunk.optimizer_s)
         return result
+
+    def uneven_steps(self, costs: Costs, factors: Floats) -> Floats:
+        """The seconds of n steps of one candidate; actions take ``factors``, shape (1 + actions, n), times as long."""
+        actions, transfers, optimizer = (np.repeat(field, factors.shape[1], axis=1) for field in costs[:3])
+        spread = Costs(actions, transfers, optimizer, costs.late_s, costs.wires)
+        ends = np.zeros(factors.shape)
+        self._settle(spread, ends, factors)
+        return self._steps(ends, spread.optimizer_s)
 
     def _steps(self, ends: Floats, optimizer_s: Floats) -> Floats:
         if not self.asynchronous:

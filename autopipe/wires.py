@@ -47,7 +47,7 @@ def wires_of(hops: Sequence[Link | None]) -> Wires | None:
 
 
 class Flow(NamedTuple):
-    """Actions by row number, from 1: the one before on the rank, the one that makes the value, their costs' rows.
+    """Actions by row number, from 1: the one before on the rank, the one that makes the value, its way's row.
 
     Row 0 is the start of the step.
     """
@@ -55,7 +55,6 @@ class Flow(NamedTuple):
     before: Sequence[int]
     source: Sequence[int]
     transfer: Sequence[int]
-    cost: Sequence[int]
 
 
 def queued_ends(
@@ -76,7 +75,7 @@ def queued_ends(
         """Run an action whose rank is free and whose value is there."""
         if row and ends[flow.before[row]] >= 0 and arrivals[row] >= 0:
             begin = max(ends[flow.before[row]] + waits[row], arrivals[row])
-            heapq.heappush(running, (begin + actions_s[flow.cost[row]], row))
+            heapq.heappush(running, (begin + actions_s[row], row))
 
     def send(row: int, made_s: float) -> None:
         """Bring an action the value that it needs."""

@@ -21,6 +21,7 @@ from autopipe.core.schedule import Schedule, kind
 from autopipe.core.stage import stage_cost
 from autopipe.core.timeline import Span, Timeline
 from autopipe.core.units import format_duration, format_percent
+from autopipe.jitter import jitter_s
 from autopipe.runtime import launch
 from autopipe.runtime.capture import capture
 from autopipe.runtime.devices import own_device
@@ -30,7 +31,7 @@ from autopipe.runtime.measure import LayerTimer, Samples, error_of_median, poole
 from autopipe.runtime.profiling import facts_of, with_costs
 from autopipe.runtime.runner import Runner, make_optimizer
 from autopipe.runtime.workload import ModelFile
-from autopipe.simulate import simulate
+from autopipe.simulate import Graph, costs_of, simulate
 
 MODELS = {"examples/gpt2.py": 4, "examples/mlp.py": 128}
 """Model files of the project and the micro-batch that each is run with."""
@@ -102,7 +103,10 @@ def rows(path: str, micro_batch: int, rounds: int, link: Link) -> list[tuple[str
     for name, cut in ranks[0].steps:
         layers = len(profile.layers)
         stages = [stage_cost(profile, *part, micro_batch) for part in ((0, cut), (cut, layers))]
-        predicted = simulate(_schedule(name), stages, [link], overhead_s=profile.overhead_s).step_s
+        timeline = simulate(_schedule(name), stages, [link], overhead_s=profile.overhead_s)
+        assert profile.jitter
+        costs = costs_of(stages, [link], profile.overhead_s)
+        predicted = timeline.step_s + jitter_s(profile.jitter, Graph.of(_schedule(name)), costs, timeline)
         measured = zip(*(rank.steps[name, cut] for rank in ranks), strict=True)
         seconds = [Timeline.of_ranks(step, "measured").step_s for step in measured]
         noise = error_of_median(seconds) + error_of_median(samples.totals())

@@ -20,7 +20,7 @@ from autopipe.core.cluster import Cluster, Link
 from autopipe.core.errors import NoPlanFits, UsageError
 from autopipe.core.files import from_json, to_json, write
 from autopipe.core.plan import FileRef, ModelRef, Plan
-from autopipe.core.profile import OPTIMIZER_STATE, Profile, Tie
+from autopipe.core.profile import OPTIMIZER_STATE, Jitter, Profile, Tie
 from autopipe.core.schedule import Op, Order, Shape, StageTimes, kind, kinds
 from autopipe.core.stage import stage_cost
 from autopipe.core.timeline import Timeline
@@ -621,3 +621,20 @@ def test_planning_does_not_import_torch(tmp_path: Path) -> None:
         "assert p.depth == 2; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@given(seeds)
+@settings(max_examples=20, deadline=None)
+def test_jitter_is_in_every_step_and_the_least_one_is_chosen(seed: int) -> None:
+    rng = random.Random(seed)
+    profile, devices = tiny(rng), cluster(3, link=Link(0.1, 1e3))
+    uneven = replace(profile, jitter=Jitter(0.5, (0.8, 0.9, 1.0, 1.1, 1.6)))
+    asked = {"global_batch": 4, "schedules": ["GPipe", "1F1B", "ZB-H1"], "recompute": "none"}
+    even, made = plan(profile, devices, **asked), plan(uneven, devices, **asked)  # type: ignore[arg-type]
+    line = again(made)
+    assert made.predicted.step_s == pytest.approx(line.step_s + made.predicted.jitter_s)
+    assert made.gap == pytest.approx(line.step_s / made.lower_bound_s - 1)
+    assert line.step_s >= even.predicted.step_s * (1 - 1e-9)
+    assert made.depth == 1 or made.predicted.jitter_s > 0
+    steps = [row.step_s for row in made.rejected if row.what in asked["schedules"] and row.step_s]  # type: ignore[operator]
+    assert made.predicted.step_s <= min(steps, default=float("inf")) * (1 + 2e-3)

@@ -94,12 +94,17 @@ class TiedParameter:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the plan is expected to do. ``idle`` = 1 − work / (ranks × step); bytes are per rank."""
+    """What the plan is expected to do. ``idle`` = 1 − work / (ranks × step); bytes are per rank.
+
+    ``jitter_s`` is the part of ``step_s`` that equal actions add by not taking equal times (autopipe/jitter.py); the
+    rest is the timeline's step, in which each takes its median.
+    """
 
     step_s: float
     samples_per_s: float
     idle: float
     peak_bytes: tuple[int, ...]
+    jitter_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -119,8 +124,9 @@ class Plan:
 
     ``global_batch = micro_batch × micro_batches × replicas``. ``hops[s]`` is the link from stage s to s + 1, None
     inside a rank. ``memory_limit_bytes`` is what a rank may use, headroom taken off. ``lower_bound_s`` holds for
-    every plan in the space that was searched; ``gap`` = step / bound − 1. ``reduction`` is how the losses of
-    micro-batches add up. Parts that contradict each other raise UsageError, and a table that cannot run ScheduleError.
+    every plan in the space that was searched; ``gap`` = step / bound − 1 without the jitter. ``reduction`` is how the
+    losses of micro-batches add up. Parts that contradict each other raise UsageError, and a table that cannot run
+    ScheduleError.
     """
 
     model: ModelRef

@@ -125,6 +125,21 @@ class LayerCost:
 
 
 @dataclass(frozen=True)
+class Jitter:
+    """How unevenly equal work took time while every rank was busy.
+
+    ``parts`` are evenly spaced quantiles of what pieces of about ``piece_s`` seconds took, as parts of their medians.
+    """
+
+    piece_s: float
+    parts: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.piece_s > 0 or not self.parts or min(self.parts) <= 0:
+            raise UsageError(f"jitter: pieces of {self.piece_s} s and parts {self.parts}: all must be positive")
+
+
+@dataclass(frozen=True)
 class CostTable:
     """The costs of all layers at one micro-batch size; ``interpolated`` seconds lie between two that were measured."""
 
@@ -144,6 +159,7 @@ class Profile:
     the digest of what was measured: the operations, shapes and dtypes of the model. ``origin`` is ``measured``,
     ``imported`` or ``analytic``, with its ``sources``; a step that is measured is expected within the part ``band`` of
     one that analytic costs predict. ``out_of_memory`` are micro-batch sizes for which the device had too little memory.
+    ``jitter`` is how much the seconds of equal work varied, None where that was not measured.
     """
 
     model: str
@@ -166,6 +182,7 @@ class Profile:
     sources: tuple[str, ...] = ()
     band: float = 0.0
     out_of_memory: tuple[int, ...] = ()
+    jitter: Jitter | None = None
 
     def __post_init__(self) -> None:
         if not self.layers:

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from autopipe.core.stage import StageCost, stage_cost
 from autopipe.core.timeline import Timeline
+from autopipe.jitter import jitter_s
 from autopipe.planning.cases import Case
 from autopipe.simulate import costs_of, simulate
 
@@ -34,6 +35,20 @@ class Outcome:
         return float(
             self.case.graph.steps(costs_of(self.costs, self.case.hops, self.case.setting.profile.overhead_s))[0]
         )
+
+    @cached_property
+    def jitter_s(self) -> float:
+        """What a real step takes beyond that; see autopipe/jitter.py."""
+        case, profile = self.case, self.case.setting.profile
+        if profile.jitter is None:
+            return 0.0
+        costs = costs_of(self.costs, case.hops, profile.overhead_s)
+        return jitter_s(profile.jitter, case.graph, costs, self.timeline)
+
+    @property
+    def expected_s(self) -> float:
+        """The seconds of a real step."""
+        return self.step_s + self.jitter_s
 
     @property
     def idle(self) -> float:

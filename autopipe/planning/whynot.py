@@ -103,14 +103,14 @@ def _others(numbers: Sequence[int], own: int) -> list[int]:
 
 
 def _row(what: str, other: Outcome, chosen: Outcome) -> Rejected:
-    return Rejected(what, _reason(other, chosen), other.step_s, other.idle, other.peak_bytes)
+    return Rejected(what, _reason(other, chosen), other.expected_s, other.idle, other.peak_bytes)
 
 
 def _reason(other: Outcome, chosen: Outcome) -> str:
     rank = other.over_limit()
     if rank is not None:
         return f"over the {format_bytes(other.case.seats.limits[rank])} limit on rank {rank}"
-    slower = other.step_s / chosen.step_s - 1
+    slower = other.expected_s / chosen.expected_s - 1
     if abs(slower) >= _SAME:
         return format_percent(slower, sign=True) + ("" if slower > 0 else ", but not asked for")
     if other.case is chosen.case and other.bounds == chosen.bounds:

@@ -50,8 +50,8 @@ def ties(chosen: Outcome) -> tuple[TiedParameter, ...]:
 
 def prediction(chosen: Outcome, global_batch: int) -> Prediction:
     """What the simulator expects."""
-    line = chosen.timeline
-    return Prediction(line.step_s, global_batch / line.step_s, line.idle, line.peak_bytes)
+    line, step_s = chosen.timeline, chosen.timeline.step_s + chosen.jitter_s
+    return Prediction(step_s, global_batch / step_s, line.idle, line.peak_bytes, chosen.jitter_s)
 
 
 def notes(space: Space, chosen: Outcome, others: Sequence[Rejected]) -> Iterator[str]:

@@ -220,6 +220,8 @@ def _plan_foot(plan: Plan) -> Table:
         f"{format_duration(expected.step_s)} a step · {expected.samples_per_s:.1f} samples/s · "
         f"{format_percent(expected.idle)} idle"
     )
+    if expected.jitter_s:
+        result += f" · {format_duration(expected.jitter_s)} of it jitter"
     limits = f"limited by {plan.limited_by} · within {format_percent(plan.gap)} of the bound"
     return _lines([("plan", shape(plan)), ("", result), ("", limits), *(("note", note) for note in plan.notes)])
 

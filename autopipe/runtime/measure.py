@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from autopipe.core.errors import ModelError
+from autopipe.core.profile import Jitter
 from autopipe.runtime import launch
 from autopipe.runtime.capture import Captured
 from autopipe.runtime.chain import Chain
@@ -42,6 +43,10 @@ MAX_ROUNDS = 40
 SMALL_ERROR = 0.005
 """Rotations end when the median of the whole model's time is known to this part of itself."""
 
+
+_PIECE = 0.2
+_PARTS = 40
+"""Quantiles that are kept of how much equal work varied."""
 
 ALIKE = 0.05
 """Units of a kind whose medians differ by more than this part, and by more than their noise, are not taken as one."""
@@ -238,6 +243,24 @@ def pooled(parts: Sequence[Samples]) -> Samples:
         for what, values in part.single.items():
             result.single[what].extend(values)
     return result
+
+
+def jitter_of(parts: Collection[Samples]) -> Jitter:
+    """How much the seconds of equal work varied over the rotations, at all sizes together.
+
+    Units of less than ``_PIECE`` of the largest are left out: they are too short to be timed one by one.
+    """
+    ratios, seconds = [], []
+    for part in parts:
+        for what in ("forward", "backward"):
+            columns = np.asarray(part.units[what])
+            medians = np.median(columns, axis=0)
+            pieces = medians >= _PIECE * medians.max()
+            ratios.append((columns[:, pieces] / medians[pieces]).ravel())
+            seconds.append(medians[pieces])
+    places = (np.arange(_PARTS) + 0.5) / _PARTS
+    quantiles = np.quantile(np.concatenate(ratios), places)
+    return Jitter(float(np.concatenate(seconds).mean()), tuple(float(value) for value in quantiles))
 
 
 def stage_price_s(samples: Samples, what: str) -> float:

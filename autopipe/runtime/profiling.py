@@ -22,7 +22,7 @@ from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.curves import first_sizes, interpolated, straight
 from autopipe.runtime.devices import cores, default_device, describe, own_device
 from autopipe.runtime.emulated import runtime_costs
-from autopipe.runtime.measure import LayerTimer, Samples, all_agree, measure, pooled, spread, stage_price_s
+from autopipe.runtime.measure import LayerTimer, Samples, all_agree, jitter_of, measure, pooled, spread, stage_price_s
 from autopipe.runtime.reduction import find_reduction
 from autopipe.runtime.sampling import INSTANCES
 from autopipe.runtime.workload import InMemory, ModelFile, Source, Workload, call, user_code
@@ -168,7 +168,7 @@ def _reusable(path: Path | None, facts: Profile) -> Profile:
         saved = files.read(path, Profile)
     except AutopipeError:
         return facts  # it is about to be written anew
-    bare = dataclasses.replace(saved, costs=(), overhead_s=0.0, noise=0.0, out_of_memory=())
+    bare = dataclasses.replace(saved, costs=(), overhead_s=0.0, noise=0.0, out_of_memory=(), jitter=None)
     return saved if bare == facts else facts
 
 
@@ -242,7 +242,8 @@ def with_costs(known: Profile, samples: dict[int, Samples], gap_s: float) -> Pro
         counted = {layer: samples[size].bytes_of(unit) for unit, layer in enumerate(starts)}
         tables.append(interpolated(size, [t for t in tables if not t.interpolated], counted))
     costs = tuple(sorted((*known.costs, *tables), key=lambda table: table.micro_batch))
-    return dataclasses.replace(known, costs=costs, overhead_s=overhead_s, noise=noise)
+    jitter = jitter_of(timed.values())
+    return dataclasses.replace(known, costs=costs, overhead_s=overhead_s, noise=noise, jitter=jitter)
 
 
 def _layer_costs(known: Profile, samples: Samples) -> tuple[LayerCost, ...]:

@@ -80,7 +80,8 @@ def predicted_s(plan: Plan, before: Profile, after: Profile) -> float:
         _corrected(stage.costs, *(stage_cost(p, stage.start, stage.stop, plan.micro_batch) for p in (before, after)))
         for stage in plan.stages
     ]
-    return simulate(plan.schedule.parsed(), stages, plan.hops, overhead_s=plan.overhead_s).step_s
+    timeline = simulate(plan.schedule.parsed(), stages, plan.hops, overhead_s=plan.overhead_s)
+    return timeline.step_s + plan.predicted.jitter_s
 
 
 def _corrected(costs: StageCost, before: StageCost, after: StageCost) -> StageCost:

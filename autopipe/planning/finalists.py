@@ -1,0 +1,34 @@
+"""The last word between plans whose steps are nearly the same: the least step with its jitter.
+
+The search compares steps in which every action takes its median. Where the profile knows how uneven actions are, the
+best plan of each schedule that comes close is looked at again with what that adds: tables with more, shorter actions
+and with less slack wait more often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autopipe.planning.outcome import Outcome, outcome
+from autopipe.planning.space import Space, search
+
+_CLOSE = 0.1
+"""A plan that is slower by more is not made the best by less jitter."""
+
+_LESS = 1e-3
+"""So much less a step must take to be taken in the place of the search's own answer: draws are no more exact."""
+
+
+def least_expected(space: Space, best: Outcome) -> Outcome:
+    """Of the best plans of all schedules that come close to the ``best``, the one with the least expected step."""
+    if best.case.setting.profile.jitter is None:
+        return best
+    other = min(_close(space, best), key=lambda one: one.expected_s, default=best)
+    return other if other.expected_s < best.expected_s * (1 - _LESS) else best
+
+
+def _close(space: Space, best: Outcome) -> Iterator[Outcome]:
+    for kind in space.kinds:
+        found = search(space.only(kind=kind), below_s=best.step_s * (1 + _CLOSE), first=best.case.large).best
+        if found is not None and found.found.step_s < best.step_s * (1 + _CLOSE):
+            yield outcome(found.case, found.found.positions)
