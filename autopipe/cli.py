@@ -108,6 +108,9 @@ def plan(
     schedule: Annotated[str | None, typer.Option(metavar="1F1B,ZB-V", help="Schedules to try, or all.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw (default).")] = None,
     recompute: Annotated[Literal["auto", "none", "all"], typer.Option(help="Whose activations to drop.")] = "auto",
+    allow_stale: Annotated[
+        bool, typer.Option("--allow-stale", help="Also try schedules that train on weights some updates old.")
+    ] = False,
     threads: Threads = 1,
     pin: Annotated[list[str] | None, typer.Option(metavar="LAYER=STAGE", help="Keep a layer on a stage.")] = None,
     budget: Budget = None,
@@ -134,6 +137,7 @@ def plan(
         memory_bytes=units.parse_bytes(memory) if memory else None,
         optimizer=optimizer,
         recompute=recompute,
+        allow_stale=allow_stale,
         threads=threads,
         pins=dict(map(_pin, pin)) if pin else None,
         budget_s=budget,

@@ -57,8 +57,9 @@ def variations(plan: Plan, profile: Profile, cluster: Cluster) -> tuple[Variatio
 
 def _searched(plan: Plan, profile: Profile, cluster: Cluster, global_batch: int) -> Plan | None:
     try:
-        options: dict[str, Any] = {"schedules": _schedules(plan), "optimizer": plan.optimizer, "headroom": 0.0}
-        return search(profile, cluster, global_batch=global_batch, **options)
+        names = _schedules(plan)
+        options: dict[str, Any] = {"schedules": names, "allow_stale": names is not None, "headroom": 0.0}
+        return search(profile, cluster, global_batch=global_batch, optimizer=plan.optimizer, **options)
     except (NoPlanFits, UsageError):  # UsageError: no micro-batch that was measured divides this batch
         return None
 
@@ -141,7 +142,7 @@ def _sentence(plan: Plan, change: Variation) -> str:
 
 
 def _shape(plan: Plan) -> str:
-    stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
+    stages = "1 stage" if len(plan.parts) == 1 else f"{len(plan.parts)} stages"
     cuts = f", cut before layer {', '.join(map(str, plan.cuts))}" if 0 < len(plan.cuts) <= 3 else ""
     return f"{plan.schedule.name}, {stages}, micro-batch {plan.micro_batch}{cuts}"
 

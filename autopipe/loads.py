@@ -90,8 +90,7 @@ def _most_first(load: Load) -> tuple[int, int, bool]:
 
 def always_bytes(schedule: Schedule, stage: int, cost: StageCost) -> int:
     """What a stage holds throughout: what lasts, further versions of its weights, what is received and sent."""
-    versions = (copies(schedule, stage) - 1) * cost.parameter_bytes
-    return cost.lasting_bytes + versions + cost.buffers_bytes(buffered(schedule, stage))
+    return cost.always_bytes(buffered(schedule, stage), copies(schedule, stage))
 
 
 def memory_curve(

@@ -42,6 +42,7 @@ def plan(
     headroom: float = 0.05,
     optimizer: str | None = None,
     recompute: str = "auto",
+    allow_stale: bool = False,
     pins: Mapping[str, int] | None = None,
     stages_per_rank: int | None = None,
     model: ModelRef | None = None,
@@ -53,7 +54,8 @@ def plan(
     Searched are the depths asked for (default: 1 to the number of devices), the numbers of ``replicas`` of the pipeline
     (default: 1), the profile's micro-batch sizes that divide each replica's part of ``global_batch``, and the
     ``schedules`` by name (default: GPipe and 1F1B; ``all``: every one, with two and four stages on a rank where it
-    takes them). ``devices`` takes the first so many of the cluster. A rank may use
+    takes them). ``allow_stale`` also tries asynchronous ones, whose step is the period from one update to the next.
+    ``devices`` takes the first so many of the cluster. A rank may use
     min(its memory, ``memory_bytes``) × (1 − headroom). ``recompute`` is ``none``, ``all``, or ``auto``: on the layers
     where it is cheapest, and only where a stage would not fit (in its part of the memory, where a rank has several).
     ``pins`` fixes the stage of layers, by name. ``stages_per_rank`` leaves only that number of stages on a rank.
@@ -72,7 +74,7 @@ def plan(
         wanted_depths(profile, offered, setting.pins, depths, stages_per_rank),
         wanted_replicas(offered, global_batch, replicas),
         wanted_micro_batches(profile, global_batch, micro_batches),
-        wanted_kinds(schedules),
+        wanted_kinds(schedules, allow_stale=allow_stale),
         _one_of(recompute, RECOMPUTE, "recompute"),
         stages_per_rank,
     )
@@ -96,7 +98,7 @@ def plan(
         micro_batches=chosen.case.outline.micro_batches,
         depth=chosen.case.depth,
         replicas=chosen.case.replicas,
-        stages_per_rank=chosen.case.stages // chosen.case.depth,
+        stages_per_rank=chosen.case.parts // chosen.case.depth,
         schedule=ScheduleTable.of(chosen.case.schedule),
         stages=stages(chosen),
         hops=chosen.case.hops,

@@ -77,6 +77,13 @@ class StageCost:
         activations = self.receive_bytes + self.send_bytes
         return micro_batches * (activations + self.receive_grad_bytes + self.send_grad_bytes)
 
+    def always_bytes(self, buffers: int, copies: int = 1) -> int:
+        """What is there throughout: what lasts, so many versions of the weights, messages of ``buffers`` micro-batches.
+
+        See lowering.buffered and versions.copies.
+        """
+        return self.lasting_bytes + (copies - 1) * self.parameter_bytes + self.buffers_bytes(buffers)
+
 
 def _bytes(edges: tuple[Edge, ...], micro_batch: int, *, gradients: bool = False) -> int:
     return sum(edge.bytes(micro_batch) for edge in edges if edge.needs_gradient or not gradients)

@@ -31,6 +31,11 @@ def export_plan(path: Path, to: str, folder: Path, *, allow_lossy: bool = False)
     is written.
     """
     plan, target = files.load(path), trainer(to)
+    if plan.schedule.executor == "own":
+        raise CannotExport(
+            f"{to} has no {plan.schedule.name}, which autopipe's own runtime trains with: see docs/asynchronous.md, or "
+            f"plan another schedule"
+        )
     rest = remaining(plan, target)
     predicted = predict(plan, rest, _profile(plan, path)) if rest.losses else None
     head = heading(plan, target, rest, predicted)

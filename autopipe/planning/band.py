@@ -45,7 +45,7 @@ def _flip(space: Space, chosen: Outcome, factor: float) -> str | None:
         return None
     case = best.case
     how = "faster" if factor < 1 else "slower"
-    stages = f"{case.stages} stage{'s' if case.stages > 1 else ''}"
+    stages = f"{case.parts} stage{'s' if case.parts > 1 else ''}"
     what = f"{case.schedule.name}, {stages}, micro-batches of {case.micro_batch}"
     return (
         f"the choice flips inside the band: {format_percent(abs(1 - factor))} {how}, {what} would save "

@@ -24,7 +24,7 @@ from autopipe.solvers.chain_dp import prefix_sums, suffix_sums
 
 
 def quick_bound_s(
-    ranges: Ranges, seats: Seats, micro_batches: int, *, stages_per_rank: int = 1, splits: bool = True
+    ranges: Ranges, seats: Seats, micro_batches: int, *, stages_per_rank: int = 1, splits: bool = True, ways: int = 1
 ) -> float:
     """Seconds that no schedule and no split into the stages of a pipeline can beat, without any tables.
 
@@ -35,12 +35,14 @@ def quick_bound_s(
     their C, T ≥ q·(W + x^(p−1)·C/m) / (1 − x^p). A slower device takes on less, in proportion to its speed.
 
     With several stages on a rank, not all of its work comes after that of earlier ranks, nor in one range: what is left
-    is the work of all ranks, shared out. Infinite where what is there throughout exceeds the memory of all ranks.
+    is the work of all ranks, shared out. Of a pipeline with two ``ways`` each holds the model, and steps.
+
+    Infinite where what is there throughout exceeds the memory of all ranks.
     """
     whole, m = ranges.whole, micro_batches
-    if whole.static > seats.room:
+    if ways * whole.static > seats.room:
         return float("inf")
-    after = whole.optimizer + seats.least_reduce_s(whole.gradient) / ranges.tick_s * seats.fastest
+    after = ways * whole.optimizer + seats.least_reduce_s(whole.gradient) / ranges.tick_s * seats.fastest
     if stages_per_rank > 1:
         ticks = max(whole.way, (m * whole.work + after) * seats.fastest / seats.total_speed)
     else:
@@ -52,18 +54,32 @@ def quick_bound_s(
     return ticks / seats.fastest * ranges.tick_s
 
 
+def quick_period_s(ranges: Ranges, seats: Seats, micro_batches: int) -> float:
+    """Seconds between two updates of ``micro_batches`` that no asynchronous pipeline can beat, without any tables.
+
+    Every stage runs each of them between two of its optimizer steps: the longest one, and all of them together.
+    Infinite where what is there throughout exceeds the memory of all ranks.
+    """
+    whole = ranges.whole
+    if whole.static > seats.room:
+        return float("inf")
+    longest = micro_batches * ranges.longest_work[seats.depth - 1] / seats.fastest
+    shared = (micro_batches * whole.work + whole.optimizer) / seats.total_speed
+    return max(longest, shared) * ranges.tick_s
+
+
 def has_room(ranges: Ranges, seats: Seats, outline: Outline, *, may_recompute: bool) -> bool:
     """Whether the layers might fit, one stage on a rank; a quick test that is sure only when it says no.
 
     From the first stage on each takes as many layers as its rank has room for, if all of them recomputed.
     """
     held = ranges.least_held if may_recompute else ranges.held
-    crossing, position = outline.micro_batches * ranges.least_crossing, 0
+    position = 0
     for stage, (rank, moments) in enumerate(zip(outline.placement, outline.moments, strict=True)):
         sides = (stage > 0) + (stage < outline.stages - 1)
         most = max(moment.forwards for moment in moments if moment.gradients)
         need = ranges.static[position, position:] + most * held[position, position:]
-        room = seats.limits[rank] - sides * crossing
+        room = seats.limits[rank] - sides * outline.buffers[stage] * ranges.least_crossing
         taken = int(np.searchsorted(np.maximum.accumulate(need), room, "right")) - 1
         if taken < 0:
             return False
@@ -100,6 +116,14 @@ def least_ends(tables: Tables, rows: Sequence[Row]) -> Floats:
     to_last = np.maximum(whole - trailing * weight_grad if trailing.any() else whole, earlier + trips)
     ends = np.maximum(whole + tables.optimizer, np.maximum(to_last, rounds * trips) + tail)
     return _possible(tables, head + ends)
+
+
+def least_periods(tables: Tables, rows: Sequence[Row]) -> Floats:
+    """Ticks between two optimizer steps of stage s at the least when it takes a range, a band like the tables.
+
+    Of an asynchronous schedule, whose ``rows`` count the operations of one update: the stage runs them all, and steps.
+    """
+    return _possible(tables, _times(tables, [row.counts for row in rows]) + tables.optimizer)
 
 
 def _times(tables: Tables, counts: Sequence[tuple[int, ...]]) -> Floats:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from math import comb
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from autopipe.baselines import BASELINES
 from autopipe.core.cluster import Link
 from autopipe.core.schedule import Schedule, stages_on
 from autopipe.loads import Load, peak_loads
-from autopipe.planning.bounds import has_room, least_ends, quick_bound_s
+from autopipe.planning.bounds import has_room, least_ends, least_periods, quick_bound_s, quick_period_s
 from autopipe.planning.moves import joint_moves, single_moves
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Floats, Ranges
@@ -94,8 +93,18 @@ class Case:
 
     @property
     def stages(self) -> int:
-        """How many stages there are."""
+        """How many stages there are, those of both replicas of a two-way pipeline counted."""
         return self.outline.stages
+
+    @property
+    def parts(self) -> int:
+        """How many stages the model is cut into."""
+        return self.outline.parts
+
+    @cached_property
+    def part_of(self) -> NDArray[np.intp]:
+        """For each stage its place in a split."""
+        return np.array(self.outline.part_of, np.intp)
 
     @property
     def seats(self) -> Seats:
@@ -144,15 +153,17 @@ class Case:
 
     @cached_property
     def least_ends(self) -> Floats:
-        """The earliest end of a step by the range of each stage; see bounds."""
-        return least_ends(self.tables, self.outline.rows)
+        """The earliest end of a step, or the least period, by the range of each stage; see bounds."""
+        return (least_periods if self.outline.asynchronous else least_ends)(self.tables, self.outline.rows)
 
     @cached_property
     def quick_bound_s(self) -> float:
         """A bound that needs no tables."""
-        number = self.stages // self.depth
-        splits = any(row.splits for row in self.outline.rows)
-        return quick_bound_s(self.ranges, self.seats, self.outline.micro_batches, stages_per_rank=number, splits=splits)
+        given = (self.ranges, self.seats, self.outline.micro_batches)
+        if self.outline.asynchronous:
+            return quick_period_s(*given)
+        number, splits = self.stages // self.depth, any(row.splits for row in self.outline.rows)
+        return quick_bound_s(*given, stages_per_rank=number, splits=splits, ways=self.outline.ways)
 
     @property
     def horizon_s(self) -> float:
@@ -164,6 +175,8 @@ class Case:
         """Seconds that no split, and no choice of layers to recompute, can beat; infinite where none fits."""
         if not self._has_room:
             return float("inf")
+        if self.outline.ways > 1:
+            return self.quick_bound_s
         found = smallest_maximum(self.least_ends)
         least_s = found.value * self.ranges.tick_s if found else float("inf")
         return max(self.quick_bound_s, min(least_s, self.horizon_s))
@@ -176,8 +189,8 @@ class Case:
 
     def narrowed(self) -> Case:
         """The case with tables of no more ranges than a good split can need, where the splits are many."""
-        longest = self.ranges.pieces - self.stages + 1
-        if comb(self.ranges.pieces - 1, self.stages - 1) <= _FEW:
+        longest = self.ranges.pieces - self.parts + 1
+        if comb(self.ranges.pieces - 1, self.parts - 1) <= _FEW:
             return self
         room = _HORIZON * self.quick_bound_s * max(self.seats.speeds) / self.outline.micro_batches / self.ranges.tick_s
         starts, stops = np.nonzero((self.ranges.work <= room) & self.ranges.real)
@@ -187,7 +200,7 @@ class Case:
     @property
     def actions(self) -> int:
         """How many actions its order has where no backward is split."""
-        return 2 * self.stages * self.outline.micro_batches
+        return 2 * self.parts * self.outline.micro_batches * self.outline.updates
 
     @property
     def large(self) -> bool:
@@ -208,8 +221,8 @@ class Case:
     @cached_property
     def best(self) -> Found | None:
         """The best split that fits, None when none does: of all splits where they are few, else by moving cuts."""
-        if comb(self.ranges.pieces - 1, self.stages - 1) <= _FEW:
-            return min(self.measured(splits(self.ranges.pieces, self.stages)), key=_key, default=None)
+        if comb(self.ranges.pieces - 1, self.parts - 1) <= _FEW:
+            return min(self.measured(splits(self.ranges.pieces, self.parts)), key=_key, default=None)
         found = self.refined()
         if self.reach and (found is None or found.step_s > self.horizon_s):
             return replace(self, reach=0).refined()
@@ -234,7 +247,7 @@ class Case:
 
     def measured(self, positions: Iterable[tuple[int, ...]]) -> list[Found]:
         """The splits that are allowed and fit, simulated all at once."""
-        return self._measured(np.array([*positions], dtype=np.intp).reshape(-1, self.stages + 1))
+        return self._measured(np.array([*positions], dtype=np.intp).reshape(-1, self.parts + 1))
 
     def _measured(self, table: NDArray[np.intp]) -> list[Found]:
         table = self._allowed(table)
@@ -255,7 +268,7 @@ class Case:
 
     def _entries(self, table: NDArray[np.intp]) -> tuple[NDArray[np.intp], ...]:
         """Where the stages of splits are in range tables, arrays of shape (splits, stages) or (stages,)."""
-        begin, end = table[:, :-1], table[:, 1:]
+        begin, end = table[:, self.part_of], table[:, self.part_of + 1]
         return np.arange(self.stages), end, begin - end + self.tables.reach
 
     def _promising(self, table: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -264,9 +277,10 @@ class Case:
         most = max(_WALKED // self.actions, 8)
         if len(table) <= most:
             return table
-        work = self._work[self._entries(table)]
-        hops = self._hops[np.arange(self.stages - 1), table[:, 1:-1]].sum(axis=1)
-        rough = work.sum(axis=1) + hops + (self.outline.micro_batches - 1) * work.max(axis=1)
+        begin, end = table[:, :-1], table[:, 1:]
+        work = self._work[np.arange(self.parts), end, begin - end + self.tables.reach]
+        hops = self._hops[np.arange(self.parts - 1), end[:, :-1]].sum(axis=1)
+        rough = work.sum(axis=1) + hops + self._repeats * work.max(axis=1)
         return table[np.sort(np.argsort(rough, kind="stable")[:most])]
 
     def _peaks(self, positions: NDArray[np.intp]) -> Floats:
@@ -279,15 +293,17 @@ class Case:
             for s, rank in enumerate(self.outline.placement):
                 peaks[:, rank] += alone[:, s]
             return peaks
-        begin, end = positions[:, :-1], positions[:, 1:]
+        begin, end = positions[:, self.part_of], positions[:, self.part_of + 1]
         for rank in range(self.depth):
             own = stages_on(self.outline.placement, rank)
             peaks[:, rank] = self._joint_peak(rank, begin[:, own], end[:, own])
         return peaks
 
     def _joint_peak(self, rank: int, begin: NDArray[np.intp], end: NDArray[np.intp]) -> Floats:
-        """The peak of a rank whose stages take these ranges, shape (splits,)."""
-        always = self.ranges.always(self.outline.micro_batches)[begin, end].sum(axis=1)
+        """The peak of a rank whose stages take these ranges, shape (splits,); each has one version of its weights."""
+        buffers = np.array(self.outline.buffers)[[*stages_on(self.outline.placement, rank)]]
+        lasting = self.ranges.static[begin, end] - self.ranges.gradient[begin, end]
+        always = (lasting + buffers * self.ranges.crossing[begin, end]).sum(axis=1)
         held, left = self.ranges.held[begin, end], self.ranges.held_after_input_grad[begin, end]
         gradient, workspace = self.ranges.gradient[begin, end], self.ranges.workspace[begin, end]
         first = np.minimum(self.ranges.first_backward[begin, end] - held, gradient + workspace)
@@ -302,8 +318,9 @@ class Case:
         return np.asarray(always + np.max(moments, axis=0))
 
     def costs(self, positions: NDArray[np.intp]) -> Costs:
-        """The ticks of many splits, positions of shape (splits, stages + 1), as the simulator takes them."""
-        entries, cuts = self._entries(positions), positions[:, 1:-1]
+        """The ticks of many splits, positions of shape (splits, parts + 1), as the simulator takes them."""
+        entries = self._entries(positions)
+        cuts = positions[:, self.part_of[:-1] + 1]
         actions = np.stack([ticks[entries].T for ticks in self.tables.actions], axis=1)
         transfers = np.zeros((2, self.stages, len(positions)))
         stage = np.arange(self.stages - 1)
@@ -324,14 +341,14 @@ class Case:
         fit = fitted(self.ranges, self.outline, self.seats, *where, may_recompute=again, smallest=True)
         limits = np.array([self.seats.limits[rank] for rank in self.outline.placement])[:, None, None]
         allowed = open_ranges(self.setting, self.ranges, self.outline, self.ranges.pieces)
-        return smallest_maximum(np.where(allowed, fit.peak_bytes - limits, np.inf))
+        return smallest_maximum(self._by_part(np.where(allowed, fit.peak_bytes - limits, np.inf)))
 
     def little_memory(self) -> tuple[int, ...] | None:
         """A split with little that is there throughout on any rank; None when the pins leave none."""
         pieces = self.ranges.pieces
         starts, stops, _ = spots(pieces, pieces)
         allowed = open_ranges(self.setting, self.ranges, self.outline, pieces)
-        split = smallest_maximum(np.where(allowed, self.ranges.static[starts, stops], np.inf))
+        split = smallest_maximum(self._by_part(np.where(allowed, self.ranges.static[starts, stops], np.inf)))
         return split.positions if split else None
 
     def fits(self) -> bool:
@@ -349,36 +366,48 @@ class Case:
             self.ranges.ends,
             self.ranges.ends[-1] - 1,
         )  # the last makes the output and the loss, which run once
-        bounds = [(ends[a], ends[b]) for a, b in pairwise(positions)]
+        bounds = [(ends[positions[part]], ends[positions[part + 1]]) for part in self.outline.part_of]
         if self.recompute != "auto":
             return tuple(tuple(range(a, min(b, last))) if self.recompute == "all" else () for a, b in bounds)
-        where = np.array(positions)[:, None]
-        fit = fitted(self.ranges, self.outline, self.seats, where[:-1], where[1:], may_recompute=True, smallest=True)
+        begin, end = (np.array(positions)[self.part_of + side, None] for side in (0, 1))
+        fit = fitted(self.ranges, self.outline, self.seats, begin, end, may_recompute=True, smallest=True)
         taken = fit.taken[:, 0].tolist()
         return tuple(chosen_layers(self.ranges, count, *bound) for count, bound in zip(taken, bounds, strict=True))
 
     def _solved(self) -> list[tuple[int, ...]]:
         """The splits with the least longest stage, the least bound, and the least Σ + (m − 1) · max."""
-        work = np.where(self.tables.allowed, self._work, np.inf)
-        ends = np.where(self.tables.allowed, self.least_ends, np.inf)
+        work = np.where(self._by_part(~self.tables.allowed), np.inf, self._work)
         hops = np.zeros_like(work)
-        hops[:-1] = self._hops[:, :, None]
-        step = smallest_step(work, hops, self.outline.micro_batches - 1)
-        return [split.positions for split in (smallest_maximum(work), smallest_maximum(ends), step) if split]
+        hops[:-1] = self._hops[: self.parts - 1, :, None]
+        found = [smallest_maximum(work), smallest_step(work, hops, self._repeats)]
+        if self.outline.ways == 1:
+            found.insert(1, smallest_maximum(np.where(self.tables.allowed, self.least_ends, np.inf)))
+        return [split.positions for split in found if split]
+
+    def _by_part(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Of the stages that hold the same part of the model the largest value."""
+        if self.outline.ways == 1:
+            return values
+        return np.asarray(values.reshape(self.outline.ways, self.parts, *values.shape[1:]).max(axis=0))
 
     def _baselines(self) -> list[tuple[int, ...]]:
-        rules = [rule(self.setting.profile, self.stages) for rule in BASELINES.values()]
+        rules = [rule(self.setting.profile, self.parts) for rule in BASELINES.values()]
         return [self.ranges.places(cuts) for cuts in rules if cuts is not None]
 
     @cached_property
     def _work(self) -> Floats:
-        """Ticks that a stage spends on one micro-batch, on average over its row, a band like the tables."""
+        """Ticks that a part spends on one micro-batch, on average over its row, a band of shape (parts, n + 1, reach)."""
         work = np.zeros(self.tables.open.shape)
         for op, ticks in enumerate(self.tables.actions):
             counts = np.array([row.counts[op] for row in self.outline.rows], np.float64)
             if counts.any():
                 work += counts[:, None, None] * ticks
-        return work / self.outline.micro_batches
+        return self._by_part(work) * (self.outline.ways / self.outline.micro_batches)
+
+    @property
+    def _repeats(self) -> int:
+        """How often the longest stage runs beyond the first micro-batch; where nothing flushes that is all that counts."""
+        return self.outline.micro_batches * self.outline.updates - 1
 
     @property
     def _hops(self) -> Floats:

@@ -52,12 +52,13 @@ def _parts(chosen: Outcome) -> dict[str, float]:
     waiting = max(waiting - reduction, 0.0)
     links = min(waiting, _links_s(chosen))
     case, micro_batches = chosen.case, chosen.case.outline.micro_batches
+    filling = f"filling and draining {many(case.parts, 'stage')}, {many(micro_batches, 'micro-batch')}"
     return {
         f"{_named(chosen, own, busiest)}": work[busiest] - optimizer,
         "the optimizer": optimizer,
         "the links": links,
-        f"filling and draining {many(case.stages, 'stage')}, {many(micro_batches, 'micro-batch')}": waiting - links,
-        f"averaging gradients over {many(case.replicas, 'replica')}": reduction,
+        "waiting for other stages" if case.outline.asynchronous else filling: waiting - links,
+        f"averaging gradients over {many(case.replicas * case.outline.ways, 'replica')}": reduction,
     }
 
 

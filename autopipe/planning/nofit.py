@@ -90,8 +90,8 @@ def _fits_with_one(space: Space, nearest: Outcome) -> bool:
     case = nearest.case
     for rank, peak in enumerate(nearest.peaks):
         own = stages_on(case.outline.placement, rank)
-        costs = [nearest.costs[stage] for stage in own]
-        stays = sum(cost.static_bytes + cost.buffers_bytes(case.outline.micro_batches) for cost in costs)
+        gradients = sum(nearest.costs[stage].gradient_bytes for stage in own)
+        stays = gradients + sum(case.outline.always_bytes(stage, nearest.costs[stage]) for stage in own)
         if stays + (peak - stays) / case.micro_batch > case.seats.limits[rank]:
             return False
     return True

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
+from autopipe.core.schedule import stages_on
 from autopipe.core.stage import StageCost, stage_cost
 from autopipe.core.timeline import Timeline
 from autopipe.jitter import jitter_s
@@ -31,7 +31,7 @@ class Outcome:
 
     @cached_property
     def step_s(self) -> float:
-        """The seconds of a step, as in the Timeline."""
+        """The seconds of a step, or the period, as in the Timeline."""
         return float(
             self.case.graph.steps(costs_of(self.costs, self.case.hops, self.case.setting.profile.overhead_s))[0]
         )
@@ -87,7 +87,7 @@ class Outcome:
 def outcome(case: Case, positions: Sequence[int]) -> Outcome:
     """Simulate a split of a case; it need not fit."""
     ends = case.ranges.ends
-    bounds = tuple((ends[a], ends[b]) for a, b in pairwise(positions))
+    bounds = tuple((ends[positions[part]], ends[positions[part + 1]]) for part in case.outline.part_of)
     again = list(case.recomputed(positions))
     costs = [_cost(case, stage, *bounds[stage], layers) for stage, layers in enumerate(again)]
     if case.recompute == "auto":
@@ -113,7 +113,7 @@ def _cost(case: Case, stage: int, start: int, stop: int, recompute: Sequence[int
     return replace(
         cost,
         optimizer_s=cost.optimizer_s + sum(seats.tie_s(tie) for tie in ties),
-        reduce_s=seats.reduce_s(rank, cost.gradient_bytes),
+        reduce_s=seats.reduce_s(rank, cost.gradient_bytes, case.outline.ways),
     )
 
 
@@ -131,6 +131,6 @@ def _drop(
 
 def _peak(case: Case, rank: int, costs: Sequence[StageCost]) -> int:
     """The peak of a rank."""
-    own = [cost for cost, where in zip(costs, case.outline.placement, strict=True) if where == rank]
-    highest = max(load.bytes(own) for load in case.loads(rank))
-    return sum(cost.lasting_bytes + cost.buffers_bytes(case.outline.micro_batches) for cost in own) + highest
+    own = stages_on(case.outline.placement, rank)
+    highest = max(load.bytes([costs[stage] for stage in own]) for load in case.loads(rank))
+    return sum(case.outline.always_bytes(stage, costs[stage]) for stage in own) + highest

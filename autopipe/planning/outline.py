@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from autopipe.core.lowering import buffered
 from autopipe.core.schedule import Action, Op, Schedule, stages_on
+from autopipe.core.stage import StageCost
+from autopipe.core.versions import copies
 from autopipe.loads import Load, peak_loads
 from autopipe.planning.recompute import Moment
 from autopipe.simulate import OPS
@@ -19,7 +22,7 @@ from autopipe.simulate import OPS
 class Row(NamedTuple):
     """What the bound needs to know of one stage's actions.
 
-    ``counts`` is how often F, B, I and W run; ``splits`` whether any I does. ``trailing`` weight gradients come after
+    ``counts`` is how often F, B, I and W run in a step, or for an update where that has no flush; ``splits`` whether any I does. ``trailing`` weight gradients come after
     the last gradient. ``rounds`` of F and its B or I follow one another without overlap. ``later`` is how often the
     operations run after the first B or I, whose F came first; ``earlier`` how often before the last F.
     """
@@ -36,7 +39,10 @@ class Row(NamedTuple):
 class Outline:
     """A schedule without its order: ``rows`` of each stage and the ``moments`` at which it can hold most.
 
-    ``ahead`` is there where it runs F and B in turn; see core.schedule.Kind.
+    ``micro_batches`` are those of a step or an update. ``part_of`` is the part of the model that each stage holds,
+    ``buffers`` for how many micro-batches it keeps messages, ``copies`` how many versions of its weights it has. An
+    asynchronous table holds several ``updates``, and repeats itself. ``ahead`` is there where the schedule runs F and
+    B in turn; see core.schedule.Kind.
     """
 
     name: str
@@ -45,23 +51,51 @@ class Outline:
     placement: tuple[int, ...]
     rows: tuple[Row, ...]
     moments: tuple[tuple[Moment, ...], ...]
+    part_of: tuple[int, ...]
+    buffers: tuple[int, ...]
+    copies: tuple[int, ...]
+    updates: int = 1
     ahead: tuple[int, ...] = ()
 
     @property
     def stages(self) -> int:
-        """How many stages there are."""
+        """How many stages there are, those of both replicas of a two-way pipeline counted."""
         return len(self.placement)
+
+    @property
+    def ways(self) -> int:
+        """How many replicas of the model run over the same ranks: two in a two-way pipeline."""
+        return self.part_of.count(0)
+
+    @property
+    def parts(self) -> int:
+        """How many stages the model is cut into."""
+        return self.stages // self.ways
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether updates come without a flush: then a step is the period from one to the next."""
+        return self.updates > 1
+
+    def always_bytes(self, stage: int, cost: StageCost) -> int:
+        """What a stage of that cost holds throughout; see loads.always_bytes."""
+        return cost.always_bytes(self.buffers[stage], self.copies[stage])
 
     @classmethod
     def of(cls, schedule: Schedule) -> Outline:
         """The outline of an order."""
+        stages = range(schedule.stages)
         return cls(
             schedule.name,
             schedule.ranks,
-            schedule.micro_batches,
+            schedule.per_update,
             schedule.placement,
             tuple(_rows(schedule)),
             tuple(_moments(schedule)),
+            schedule.part_of,
+            tuple(buffered(schedule, stage) for stage in stages),
+            tuple(copies(schedule, stage) if schedule.asynchronous else 1 for stage in stages),
+            schedule.updates,
         )
 
     @classmethod
@@ -78,7 +112,9 @@ class Outline:
             else (Moment(first, 0, True, False),)
             for first in ahead
         )
-        return cls(name, len(ahead), m, tuple(range(len(ahead))), tuple(rows), moments, tuple(ahead))
+        stages = tuple(range(len(ahead)))
+        buffers, single = (m,) * len(ahead), (1,) * len(ahead)
+        return cls(name, len(ahead), m, stages, tuple(rows), moments, stages, buffers, single, ahead=tuple(ahead))
 
 
 def _rows(schedule: Schedule) -> list[Row]:
@@ -86,10 +122,10 @@ def _rows(schedule: Schedule) -> list[Row]:
     for row in schedule.order:
         for action in row:
             actions[action.stage].append(action)
-    return [_row(stage) for stage in actions]
+    return [_row(stage, schedule.updates) for stage in actions]
 
 
-def _row(actions: list[Action]) -> Row:
+def _row(actions: list[Action], updates: int) -> Row:
     ops = [action.op for action in actions]
     last = max(place for place, op in enumerate(ops) if op in (Op.B, Op.I))
     waiting, rounds = None, 0
@@ -101,7 +137,7 @@ def _row(actions: list[Action]) -> Row:
     first = next(place for place, op in enumerate(ops) if op in (Op.B, Op.I))
     newest = max(place for place, op in enumerate(ops) if op is Op.F)
     return Row(
-        tuple(map(ops.count, OPS)),
+        tuple(ops.count(op) // updates for op in OPS),
         Op.I in ops,
         ops[last:].count(Op.W),
         rounds,

@@ -54,8 +54,8 @@ class Ranges:
     """The ranges of a profile at one micro-batch size, on the profiled device. Times in ticks of ``tick_s``.
 
     Of shape (n + 1, n + 1), except ``activations`` and ``gradients`` over the cut at a position, of shape (n + 1,):
-    what a stage that begins or ends there receives and sends. ``static`` bytes are parameters, their gradients, the
-    optimizer's ``state`` and buffers.
+    what a stage that begins or ends there receives and sends. ``static`` bytes are ``parameters``, their gradients,
+    the optimizer's ``state`` and buffers.
     """
 
     ends: tuple[int, ...]
@@ -67,6 +67,7 @@ class Ranges:
     weight_grad: Floats
     optimizer: Floats
     static: Floats
+    parameters: Floats
     state: Floats
     gradient: Floats
     held: Floats
@@ -185,10 +186,11 @@ class Ranges:
         ends = np.array(self.ends)
         return np.asarray((ends[:, None] <= layer) & (ends[None, :] > layer))
 
-    def always(self, micro_batches: int) -> Floats:
-        """Bytes that are there throughout: static ones but the gradients, and what is received and sent."""
-        crossing = self.activations + self.gradients
-        return np.asarray(self.static - self.gradient + micro_batches * (crossing[:, None] + crossing[None, :]))
+    @cached_property
+    def crossing(self) -> Floats:
+        """Bytes that each range receives and sends for one micro-batch."""
+        at_cut = self.activations + self.gradients
+        return np.asarray(at_cut[:, None] + at_cut[None, :])
 
     def transfers(self, sizes: Floats, hops: Sequence[Link | None]) -> Floats:
         """Ticks to send each of the ``sizes`` over each hop, shape (hops, n + 1); None is inside a rank."""
@@ -240,7 +242,8 @@ def _static(
     gradients = summed([layer.gradient_bytes for layer in profile.layers]) - twice
     buffers = summed([layer.buffer_bytes for layer in profile.layers])
     state = gradients * OPTIMIZER_STATE[optimizer]
-    return {"static": parameters + gradients + state + buffers, "state": state, "gradient": gradients}
+    static = parameters + gradients + state + buffers
+    return {"static": static, "parameters": parameters, "state": state, "gradient": gradients}
 
 
 def _twice(profile: Profile, ends: Sequence[int]) -> Floats:

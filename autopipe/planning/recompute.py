@@ -33,11 +33,14 @@ class Moment(NamedTuple):
 class Place:
     """Where a stage runs: the bytes it may use, and the moments at which it can hold most (simulate.peak_loads).
 
-    ``shards`` is how many ranks the optimizer's state is shared out to.
+    ``buffers`` is for how many micro-batches it keeps messages, ``copies`` how many versions of its weights it has,
+    ``shards`` how many ranks the optimizer's state is shared out to.
     """
 
     limit_bytes: int
     moments: tuple[Moment, ...]
+    buffers: int
+    copies: int = 1
     shards: int = 1
 
 
@@ -68,7 +71,6 @@ def fit(
     starts: Counts,
     stops: Counts,
     places: Sequence[Place],
-    micro_batches: int,
     *,
     may_recompute: bool,
     smallest: bool = False,
@@ -79,8 +81,8 @@ def fit(
     its smallest peak only where ``smallest`` asks for it: it takes longer.
     """
     column = (len(places), *(1,) * (starts.ndim - 1))
-    needs = _Needs(ranges, starts, stops, places, micro_batches)
-    peak = needs.always + np.ceil(needs.state / needs.shards.reshape(column)) + needs.highest(column)
+    needs = _Needs(ranges, starts, stops, places)
+    peak = needs.always(column) + needs.highest(column)
     limit = needs.limits.reshape(column)
     fits = peak <= limit
     taken, extra = np.zeros(fits.shape, dtype=np.int64), np.zeros(fits.shape)
@@ -98,17 +100,18 @@ def chosen_layers(ranges: Ranges, taken: int, start: int, stop: int) -> tuple[in
 class _Needs:
     """The bytes of ranges (arrays like ``starts``) and of places (arrays of shape (places,))."""
 
-    def __init__(
-        self, ranges: Ranges, starts: Counts, stops: Counts, places: Sequence[Place], micro_batches: int
-    ) -> None:
+    def __init__(self, ranges: Ranges, starts: Counts, stops: Counts, places: Sequence[Place]) -> None:
         self.ranges, self.starts, self.stops = ranges, starts, stops
         self.held, self.left = ranges.held[starts, stops], ranges.held_after_input_grad[starts, stops]
         self.state, self.gradient = ranges.state[starts, stops], ranges.gradient[starts, stops]
-        self.always = ranges.always(micro_batches)[starts, stops] - self.state
+        self.lasting = ranges.static[starts, stops] - self.gradient - self.state
+        self.crossing, self.parameters = ranges.crossing[starts, stops], ranges.parameters[starts, stops]
         self.workspace = ranges.workspace[starts, stops]
         first = np.minimum(ranges.first_backward[starts, stops] - self.held, self.gradient + self.workspace)
         self.running = np.maximum(self.workspace, first)
         self.limits = np.array([place.limit_bytes for place in places], np.float64)
+        self.buffers = np.array([place.buffers for place in places])
+        self.further = np.array([place.copies - 1 for place in places])
         self.shards = np.array([place.shards for place in places])
         most = max(len(place.moments) for place in places)
         padded = [place.moments + place.moments[:1] * (most - len(place.moments)) for place in places]
@@ -126,6 +129,12 @@ class _Needs:
         if self.starts.ndim == 3:
             self.ranges.ladders[key] = made
         return made
+
+    def always(self, column: tuple[int, ...]) -> Floats:
+        """What is there throughout, of every range at every place."""
+        buffers, further, shards = (each.reshape(column) for each in (self.buffers, self.further, self.shards))
+        messages = buffers * self.crossing
+        return np.asarray(self.lasting + further * self.parameters + messages + np.ceil(self.state / shards))
 
     def highest(self, column: tuple[int, ...]) -> Floats:
         """Activations, gradients and workspace of every range at every place when they are most."""
@@ -239,8 +248,11 @@ class _Items:
         self.held, self.left = needs.held.ravel(), needs.left.ravel()
         self.workspace, self.limits = needs.workspace.ravel(), needs.limits
         self.gradient = needs.gradient.ravel()
-        state = np.ceil(needs.state.ravel()[what] / needs.shards[where])
-        self.always = needs.always.ravel()[what] + state
+        lasting, crossing, parameters, state = (
+            each.ravel()[what] for each in (needs.lasting, needs.crossing, needs.parameters, needs.state)
+        )
+        further, messages = needs.further[where] * parameters, needs.buffers[where] * crossing
+        self.always = lasting + further + messages + np.ceil(state / needs.shards[where])
         self.moments = needs.moments
 
     def need(self, items: Counts, rung: Counts) -> Floats:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from autopipe.core.errors import UsageError
-from autopipe.core.schedule import Kind, Schedule, Shape, StageMemory, StageTimes
+from autopipe.core.schedule import Kind, Schedule, Shape, StageMemory, StageTimes, stages_on
 from autopipe.core.stage import StageCost
 from autopipe.planning.cases import Case, Found
 from autopipe.planning.outcome import outcome
@@ -41,7 +41,7 @@ def _placed(case: Case, kind: Kind) -> Iterator[Case]:
     """The case, and the same in the other placements that its schedule takes."""
     table = case.schedule
     yield case
-    for placement in kind.placements(table.ranks, table.stages // table.ranks)[1:]:
+    for placement in kind.placements(table.ranks, case.parts // table.ranks)[1:]:
         shape = Shape(table.ranks, table.micro_batches, placement)
         yield case.ordered(kind.table(shape, [case.ranges.times(table.stages)] * table.stages))
 
@@ -91,7 +91,7 @@ def shape_for(case: Case, costs: Sequence[StageCost]) -> Shape:
     held = sum(cost.held_after_forward_bytes for cost in costs)
     return Shape(
         table.ranks,
-        table.micro_batches,
+        table.per_update,
         table.placement,
         tuple(hop.transfer_s(size) if hop else 0.0 for hop, size in zip(hops, slower, strict=False)),
         weight_part=sum(cost.held_after_input_grad_bytes for cost in costs) / max(held, 1),
@@ -103,9 +103,9 @@ def memory_for(case: Case, costs: Sequence[StageCost]) -> StageMemory:
     """The bytes that stages hold of a micro-batch, and those that each rank's limit leaves for them."""
     caps = []
     for rank in range(case.depth):
-        own = [cost for cost, where in zip(costs, case.outline.placement, strict=True) if where == rank]
-        always = sum(cost.static_bytes + cost.buffers_bytes(case.outline.micro_batches) for cost in own)
-        caps.append(float(case.seats.limits[rank] - always - max(cost.workspace_bytes for cost in own)))
+        own = stages_on(case.outline.placement, rank)
+        always = sum(case.outline.always_bytes(stage, costs[stage]) + costs[stage].gradient_bytes for stage in own)
+        caps.append(float(case.seats.limits[rank] - always - max(costs[stage].workspace_bytes for stage in own)))
     return StageMemory(
         tuple(float(cost.held_after_forward_bytes) for cost in costs),
         tuple(float(cost.held_after_input_grad_bytes) for cost in costs),

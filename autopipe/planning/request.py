@@ -68,17 +68,25 @@ DEFAULT_SCHEDULES = ("1F1B", "GPipe")
 """What is tried where no schedule is asked for."""
 
 
-def wanted_kinds(names: Sequence[str] | None) -> tuple[Kind, ...]:
-    """The schedules to try, by name; ``all`` means every one. Raises UsageError for one that is unknown."""
+def wanted_kinds(names: Sequence[str] | None, *, allow_stale: bool = False) -> tuple[Kind, ...]:
+    """The schedules to try, by name; ``all`` means every one.
+
+    Asynchronous ones train on stale weights: they are tried only with ``allow_stale``, and then all of them where no
+    names are given. Raises UsageError for one that is unknown, or that is not allowed.
+    """
     if names is not None and [name.lower() for name in names] == ["all"]:
-        return kinds("torch")
-    wanted = {k.name: k for k in map(kind, DEFAULT_SCHEDULES if names is None else names)}.values()
+        return tuple(k for k in kinds() if allow_stale or not k.asynchronous)
+    wanted = {k.name: k for k in map(kind, DEFAULT_SCHEDULES if names is None else names)}
     if not wanted:
         raise UsageError(f"no schedule is left to try: use all, or some of {_names(kinds())}")
-    for k in wanted:
-        if k.executor == "own":
-            raise UsageError(f"{k.name} is not searched yet: see docs/asynchronous.md for a plan with it")
-    return tuple(sorted(wanted, key=lambda k: k.name))
+    refused = next((k.name for k in wanted.values() if k.asynchronous and not allow_stale), None)
+    if refused:
+        raise UsageError(
+            f"{refused} trains on weights that are some updates old: autopipe plan --allow-stale allows that"
+        )
+    if allow_stale and names is None:
+        wanted |= {k.name: k for k in kinds() if k.asynchronous}
+    return tuple(wanted[name] for name in sorted(wanted))
 
 
 def _names(known: Sequence[Kind]) -> str:

@@ -133,13 +133,24 @@ class Seats:
             return (None,) * self.depth
         return tuple(self._slowest(self.numbers, np.roll(self.numbers, -1, axis=0)))
 
+    @cached_property
+    def two_way_rings(self) -> tuple[Link | None, ...]:
+        """The same in a two-way pipeline, where the rank at the other end holds the same parts of the model."""
+        members = np.vstack([self.numbers, self.numbers[:, ::-1]])
+        return tuple(self._slowest(members, np.roll(members, -1, axis=0)))
+
     def tie_s(self, tie: Tie) -> float:
         """Seconds to sum a tied parameter's gradient over its ranks: a ring over the slowest link of the pipeline."""
         return float(ring_s(tie.bytes, min(len(tie.layers), self.depth), self._widest))
 
-    def reduce_s(self, rank: int, size: int) -> float:
-        """Seconds to sum so many bytes of gradients over a rank's replicas."""
-        return float(ring_s(size, self.replicas, self.rings[rank]))
+    def reduce_s(self, rank: int, size: int, ways: int = 1) -> float:
+        """Seconds to sum so many bytes of gradients over a rank's replicas, and over both ways of each."""
+        return float(self.reductions_s(rank, size, ways))
+
+    def reductions_s(self, rank: int, sizes: Floats | float, ways: int = 1) -> Floats:
+        """The same of many sizes."""
+        rings = self.two_way_rings if ways == 2 else self.rings
+        return ring_s(sizes, self.replicas * ways, rings[rank])
 
     @cached_property
     def _widest(self) -> Link | None:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopipe.core.schedule import Kind, Schedule, Shape
+from autopipe.core.schedule import TWO_WAY, Kind, Schedule, Shape
 from autopipe.core.schedule import kind as named
-from autopipe.planning.bounds import quick_bound_s
+from autopipe.planning.bounds import quick_bound_s, quick_period_s
 from autopipe.planning.cases import Case
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
@@ -85,7 +85,7 @@ class Space:
         for shape in self.shapes():
             for kind, number in self._rows(shape.depth):
                 if not self._refusal(shape, kind, number):
-                    for rule in self._rules(number):
+                    for rule in self._rules(kind, number):
                         yield Key(*shape, kind, number, rule)
 
     def shapes(self) -> Iterator[Extent]:
@@ -105,18 +105,37 @@ class Space:
     def _rows(self, depth: int) -> list[tuple[Kind, int]]:
         """The schedules with their numbers of stages on a rank; several on a single rank make no sense."""
         rows = [(kind, number) for kind in self.kinds for number in numbers(kind, self.stages_per_rank)]
-        single = [(kind, number) for kind, number in rows if number == 1]
+        single = [(kind, number) for kind, number in rows if number == 1 and kind.executor == "torch"]
         return rows if depth > 1 else single or [(named("1F1B"), 1)]
 
-    def _rules(self, stages_per_rank: int) -> tuple[str, ...]:
-        """Whether layers recompute. What recomputes is chosen stage by stage: several on a rank may fit without it."""
+    def _rules(self, kind: Kind, stages_per_rank: int) -> tuple[str, ...]:
+        """Whether layers recompute. What recomputes is chosen stage by stage: several on a rank may fit without it.
+
+        It is not chosen where two stages are one part of the model, nor where a forward that runs again would meet
+        other weights.
+        """
+        if self.recompute == "auto" and (kind.placement == TWO_WAY or kind.weights == "latest"):
+            return ("none",)
         return ("none", "auto") if self.recompute == "auto" and stages_per_rank > 1 else (self.recompute,)
 
     def _refusal(self, shape: Extent, kind: Kind, number: int) -> str | None:
         pieces = self.ranges(shape.micro_batch).pieces
         if shape.depth * number > pieces:
             return f"it needs {shape.depth * number} stages, the model can be cut into {pieces}"
+        if kind.asynchronous and (reason := self._must_flush(shape, kind)):
+            return reason
         return kind.refuses(Shape(shape.depth, self.batches(shape), kind.place(shape.depth, number)))
+
+    def _must_flush(self, shape: Extent, kind: Kind) -> str | None:
+        """Why an asynchronous schedule cannot run, if so; its ranks never wait for each other."""
+        ties = self.setting.profile.ties
+        if shape.replicas > 1:
+            return "its replicas would have to step together: it runs on 1 replica"
+        if ties and shape.depth > 1:
+            return f"{ties[0].name} is tied: its stages would have to step together"
+        if kind.weights == "latest" and self.recompute == "all":
+            return "a forward that runs again would meet other weights: use --recompute none"
+        return None
 
     def batches(self, shape: Extent | Key) -> int:
         """The micro-batches that each pipeline runs."""
@@ -196,12 +215,12 @@ class Space:
     def quick_bound_s(self, key: Key) -> float:
         """A bound for a case that needs neither its schedule nor its tables; infinite where it cannot fit."""
         seats = self.setting.seats(key.depth, key.replicas)
+        given = (self.ranges(key.micro_batch), seats, self.batches(key))
+        if key.kind.asynchronous:
+            return quick_period_s(*given)
+        ways = 2 if key.kind.placement == TWO_WAY else 1
         return quick_bound_s(
-            self.ranges(key.micro_batch),
-            seats,
-            self.batches(key),
-            stages_per_rank=key.stages_per_rank,
-            splits=key.kind.ahead is None,
+            *given, stages_per_rank=ways * key.stages_per_rank, splits=key.kind.ahead is None, ways=ways
         )
 
     def bound_s(self, key: Key) -> float:

@@ -15,7 +15,7 @@ from autopipe.core.profile import Profile
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Floats, Ranges
 from autopipe.planning.recompute import Counts, Fit, Place, fit
-from autopipe.planning.seats import Devices, Seats, ring_s
+from autopipe.planning.seats import Devices, Seats
 
 Flags = NDArray[np.bool_]
 
@@ -126,10 +126,12 @@ def fitted(
     """
     counts = [outline.placement.count(rank) if shared and may_recompute else 1 for rank in range(outline.ranks)]
     places = [
-        Place(seats.limits[rank] // counts[rank], outline.moments[stage])
+        Place(
+            seats.limits[rank] // counts[rank], outline.moments[stage], outline.buffers[stage], outline.copies[stage]
+        )
         for stage, rank in enumerate(outline.placement)
     ]
-    return fit(ranges, starts, stops, places, outline.micro_batches, may_recompute=may_recompute, smallest=smallest)
+    return fit(ranges, starts, stops, places, may_recompute=may_recompute, smallest=smallest)
 
 
 def _actions(
@@ -152,10 +154,10 @@ def _optimizer(
     """The optimizer, behind the sums of gradients: over the replicas, and of what another stage holds too."""
     stage_speeds = [seats.speeds[rank] for rank in outline.placement]
     ticks = np.rint(ranges.optimizer[starts, stops] / np.array(stage_speeds)[:, None, None])
-    if seats.replicas > 1:
+    if seats.replicas * outline.ways > 1:
         sizes = ranges.gradient[starts, stops]
         for own, rank in zip(ticks, outline.placement, strict=True):
-            own += np.rint(ring_s(sizes, seats.replicas, seats.rings[rank]) / ranges.tick_s)
+            own += np.rint(seats.reductions_s(rank, sizes, outline.ways) / ranges.tick_s)
     for tie in setting.profile.ties:
         ticks = ticks + np.rint(seats.tie_s(tie) / ranges.tick_s) * ranges.part_of(tie)[starts, stops]
     return np.asarray(ticks)
@@ -166,7 +168,7 @@ def open_ranges(setting: Setting, ranges: Ranges, outline: Outline, reach: int) 
     starts, stops, real = spots(ranges.pieces, reach)
     allowed = np.repeat((real & (starts < stops))[None], outline.stages, axis=0)
     for layer, pinned in setting.pins.items():
-        elsewhere = [stage for stage in range(outline.stages) if stage != pinned]
+        elsewhere = [stage for stage, part in enumerate(outline.part_of) if part != pinned]
         allowed[elsewhere] &= ~ranges.inside(layer)[starts, stops]
     splitting = [stage for stage, row in enumerate(outline.rows) if row.splits]
     for number, each in enumerate(setting.profile.layers):

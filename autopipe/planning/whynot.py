@@ -77,7 +77,7 @@ def _baselines(chosen: Outcome) -> Iterator[Rejected]:
     if chosen.case.depth == 1:
         return
     for name, rule in BASELINES.items():
-        cuts = rule(chosen.case.setting.profile, chosen.case.stages)
+        cuts = rule(chosen.case.setting.profile, chosen.case.parts)
         if cuts is not None:
             other = outcome(chosen.case, chosen.case.ranges.places(cuts))
             yield _row(f"{name}, {chosen.case.schedule.name}", other, chosen)

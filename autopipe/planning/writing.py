@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from autopipe.core.plan import Prediction, Rejected, Stage, TiedParameter
 from autopipe.core.profile import NOISY
 from autopipe.core.units import format_duration, format_percent
+from autopipe.core.versions import delays
 from autopipe.planning.band import band_notes
 from autopipe.planning.outcome import Outcome
 from autopipe.planning.space import Space
@@ -57,6 +58,7 @@ def prediction(chosen: Outcome, global_batch: int) -> Prediction:
 def notes(space: Space, chosen: Outcome, others: Sequence[Rejected]) -> Iterator[str]:
     """What a reader should know: of the model, a noisy profile, fewer devices used than offered, what recomputes."""
     yield from chosen.case.setting.profile.notes
+    yield from _weights_met(chosen)
     noise = chosen.case.setting.profile.noise
     if noise > NOISY:
         yield (
@@ -79,6 +81,18 @@ def notes(space: Space, chosen: Outcome, others: Sequence[Rejected]) -> Iterator
         total = chosen.case.ranges.layers.forward.sum()
         who = f"{again} layers recompute their" if again > 1 else "1 layer recomputes its"
         yield f"{who} activations to fit, {format_percent(part / total)} of the forward"
+
+
+def _weights_met(chosen: Outcome) -> Iterator[str]:
+    """How old the weights of an asynchronous plan are, and that a two-way one has them twice."""
+    if chosen.case.outline.asynchronous:
+        ages = " ".join(f"{age:.3g}" for age in delays(chosen.case.schedule))
+        yield (
+            f"trains without a flush: the weights of stages 0 … {chosen.case.stages - 1} are {ages} updates old when a "
+            f"forward meets them, so the losses are not those of one process"
+        )
+    if chosen.case.outline.ways > 1:
+        yield "two replicas of the model run over the same ranks, in opposite directions; their gradients are summed"
 
 
 def _other_devices(chosen: Outcome) -> Iterator[str]:

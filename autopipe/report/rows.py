@@ -94,7 +94,7 @@ def shape(plan: Plan) -> str:
     recomputed = sum(len(stage.recompute) for stage in plan.stages)
     parts = [
         plan.schedule.name,
-        many(len(plan.stages), "stage"),
+        many(len(plan.parts), "stage"),
         many(plan.replicas, "replica") if plan.replicas > 1 else "",
         f"{many(plan.micro_batches, 'micro-batch')} of {plan.micro_batch}",
         f"global batch {plan.global_batch}",

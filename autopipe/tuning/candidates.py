@@ -32,7 +32,7 @@ class Candidate:
 
 def plan_name(plan: Plan) -> str:
     """``1F1B, 2 stages cut at 6, micro-batch 4``."""
-    cuts = f"{len(plan.stages)} stages cut at {' '.join(map(str, plan.cuts))}" if plan.cuts else "1 stage"
+    cuts = f"{len(plan.parts)} stages cut at {' '.join(map(str, plan.cuts))}" if plan.cuts else "1 stage"
     again = sum(len(stage.recompute) for stage in plan.stages)
     recompute = f", recomputation in {again} layers" if again else ""
     return f"{plan.schedule.name}, {cuts}, micro-batch {plan.micro_batch}{recompute}"
@@ -55,7 +55,7 @@ def candidates(
 
 def equal_layers(search: Search, profile: Profile, like: Plan) -> list[Candidate]:
     """The same depth, schedule and micro-batch with equally many layers a stage; nothing where that cannot be cut."""
-    cuts = BASELINES[EQUAL](profile, len(like.stages))
+    cuts = BASELINES[EQUAL](profile, len(like.parts))
     return [] if cuts is None or like.depth == 1 else _cut(search, profile, like, cuts, EQUAL)
 
 
@@ -64,7 +64,7 @@ def reason(candidate: Candidate, profile: Profile) -> str:
     plan = candidate.plan
     if plan.depth == 1:
         return ALONE
-    return EQUAL if plan.cuts == BASELINES[EQUAL](profile, len(plan.stages)) else candidate.why
+    return EQUAL if plan.cuts == BASELINES[EQUAL](profile, len(plan.parts)) else candidate.why
 
 
 def neighbours(search: Search, profile: Profile, of: Plan) -> Iterator[Candidate]:

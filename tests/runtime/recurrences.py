@@ -46,16 +46,18 @@ def train(
     decay: float | None = None,
     delayed: bool = True,
     drained_after: Sequence[int] = (),
+    moved: Sequence[Sequence[str]] = (),
     on_step: Callable[[Sequence[torch.optim.Optimizer]], None] = lambda optimizers: None,
 ) -> list[float]:
     """Train in place on ``batches[u]``, the micro-batches of update u; the mean losses.
 
-    ``delayed=False`` sets all delays to 0. ``drained_after`` are updates after which the pipeline was drained.
+    ``delayed=False`` sets all delays to 0. ``drained_after`` are updates after which the pipeline was drained; with
+    ``moved`` the stages are those from then on.
     """
     named = dict(model.named_parameters())
     ranks, per_update = len(stages), len(batches[0])
-    optimizers = [make([named[name] for name in names]) for names in stages]
-    history = [{name: [named[name].detach().clone()] for name in names} for names in stages]
+    optimizers = {name: make([parameter]) for name, parameter in named.items()}
+    history = {name: [parameter.detach().clone()] for name, parameter in named.items()}
     change = {name: torch.zeros_like(p) for name, p in named.items()}
     taus = [mean_delay(s, ranks, per_update) if delayed else 0.0 for s in range(ranks)]
     losses, base = [], 0
@@ -67,13 +69,13 @@ def train(
             for s, names in enumerate(stages):
                 age = forward_version(scheme, s, ranks, per_update, batch) + base if delayed else update
                 for name in names:
-                    named[name].data.copy_(history[s][name][age])
+                    named[name].data.copy_(history[name][age])
             loss = loss_fn(model, inputs, target) / per_update
             if scheme == "PipeMare":
                 for s, names in enumerate(stages):
                     for name in names:
                         shift = taus[s] * change[name] if decay is not None and taus[s] else 0.0
-                        named[name].data.copy_(history[s][name][update] - shift)
+                        named[name].data.copy_(history[name][update] - shift)
             for name, gradient in zip(
                 named, torch.autograd.grad(loss, list(named.values()), allow_unused=True), strict=True
             ):
@@ -81,24 +83,21 @@ def train(
                     gradients[name] += gradient
             total += float(loss.detach())
         for s, names in enumerate(stages):
+            factor = max(taus[s], 1.0) ** (1 - min(update / annealing, 1.0)) if annealing else 1.0
             for name in names:
-                named[name].data.copy_(history[s][name][update])
+                named[name].data.copy_(history[name][update])
                 named[name].grad = gradients[name]
-            rates = [group["lr"] for group in optimizers[s].param_groups]
-            for group in optimizers[s].param_groups:
-                if annealing:
-                    group["lr"] /= max(taus[s], 1.0) ** (1 - min(update / annealing, 1.0))
-            optimizers[s].step()
-            for group, rate in zip(optimizers[s].param_groups, rates, strict=True):
+                (group,) = optimizers[name].param_groups
+                rate, group["lr"] = group["lr"], group["lr"] / factor
+                optimizers[name].step()
                 group["lr"] = rate
-            for name in names:
-                history[s][name].append(named[name].detach().clone())
+                history[name].append(named[name].detach().clone())
                 if decay is not None and taus[s]:
                     gamma = decay ** (1 / taus[s])
-                    step = history[s][name][update + 1] - history[s][name][update]
+                    step = history[name][update + 1] - history[name][update]
                     change[name] = gamma * change[name] + (1 - gamma) * step
-        on_step(optimizers)
+        on_step([*optimizers.values()])
         losses.append(total)
         if update + 1 in drained_after:
-            base = update + 1
+            base, stages = update + 1, moved or stages
     return losses

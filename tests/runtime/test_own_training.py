@@ -52,6 +52,7 @@ def train(plan: Plan, runs: tuple[int, ...], again: Plan | None = None, **how: A
     optimizer = optimizer_for(pipeline.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
     losses: list[float] = []
+    begun = [name for name, _ in pipeline.named_parameters()]
     for number, updates in enumerate(runs):
         if again is not None and number == len(runs) - 1:
             saved = [pipeline.checkpoint(optimizer)]
@@ -66,7 +67,8 @@ def train(plan: Plan, runs: tuple[int, ...], again: Plan | None = None, **how: A
             scheduler.load_state_dict(state)
             pipeline.resume(optimizer, saved[0])
         losses += pipeline.train(feed, optimizer, updates=updates, scheduler=scheduler, **how)
-    return {"losses": losses, "state": pipeline.full_state_dict(), "own": [n for n, _ in pipeline.named_parameters()]}
+    own = [name for name, _ in pipeline.named_parameters()]
+    return {"losses": losses, "state": pipeline.full_state_dict(), "begun": begun, "own": own}
 
 
 def expected(plan: Plan, stages: list[list[str]], runs: tuple[int, ...], **how: Any) -> tuple[Any, list[float]]:
@@ -104,27 +106,28 @@ def same(found: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool
 
 
 def moved(plan: Plan, layers: int) -> Plan:
-    """The plan with the last so many layers of its first stage in the second."""
+    """The plan with the last so many layers of its first stage in the second, or with −layers the other way."""
     first, second = plan.stages
-    kept, given = (first.layers[:-layers], first.layers[-layers:]) if layers else (first.layers, ())
-    first = dataclasses.replace(first, stop=first.stop - layers, layers=kept)
-    second = dataclasses.replace(second, start=second.start - layers, layers=(*given, *second.layers))
+    every, cut = (*first.layers, *second.layers), first.stop - layers
+    first = dataclasses.replace(first, stop=cut, layers=every[:cut])
+    second = dataclasses.replace(second, start=cut, layers=every[cut:])
     return dataclasses.replace(plan, stages=(first, second))
 
 
-@pytest.mark.parametrize(("schedule", "layers"), [("PipeDream-2BW", 2), ("PipeMare", 0)])
+@pytest.mark.parametrize(("schedule", "layers"), [("PipeDream-2BW", 2), ("PipeMare", 2), ("PipeMare", -1)])
 def test_a_run_is_resumed_in_the_middle(ranks: Ranks, schedule: str, layers: int) -> None:
-    """Drain, save under the model's names, load, refill: the recurrence with a flush in the middle.
+    """Drain, save under the model's names, load under other cuts, refill: the recurrence with a flush in the middle.
 
-    2BW's weights are one update old in all stages: those of its recurrence do not depend on cuts, which change here.
+    A layer that moves from the last stage to one with a delay brings no average of its changes: PipeMare's begins at 0.
     """
     plan = own_plan_for(SMALL, 2, schedule, micro_batches=2)
     runs = (6, 5)
     mitigation = PipeMare(annealing=20, decay=0.2) if schedule == "PipeMare" else None
     how = {"annealing": 20, "decay": 0.2} if mitigation else {}
     found = ranks.run(train, plan, runs, moved(plan, layers), ranks=2, mitigation=mitigation)
-    assert {name.split(".")[0] for name in found[0]["own"]} == set(plan.stages[0].layers[: 6 - layers])
-    state, losses = expected(plan, [rank["own"] for rank in found], runs, **how)
+    stages = [rank["begun"] for rank in found]
+    assert stages != [rank["own"] for rank in found]
+    state, losses = expected(plan, stages, runs, moved=[rank["own"] for rank in found], **how)
     assert found[0]["losses"] == pytest.approx(losses, rel=1e-4)
     assert same(found[0]["state"], state)
     assert list(found[0]["state"]) == list(state)
@@ -190,13 +193,14 @@ def fail(plan: Plan, how: str, pids: str) -> None:
     pipeline = plan.build(workload.model, workload.loss_fn, example_inputs=workload.batch(plan.global_batch)[0])
     optimizer = optimizer_for(pipeline.parameters())
     if torch.distributed.get_rank() == 1:
-        optimizer.register_step_post_hook(lambda *_: _misbehave(how, optimizer))
+        optimizer.register_step_post_hook(lambda *_: _misbehave(how, optimizer, pids))
     pipeline.train(iter(batches(workload, plan, 1) * 2000), optimizer, updates=2000)
 
 
-def _misbehave(how: str, optimizer: Any) -> None:
+def _misbehave(how: str, optimizer: Any, pids: str) -> None:
     optimizer.steps = getattr(optimizer, "steps", 0) + 1
     if optimizer.steps == 7:
+        Path(pids, "failed").write_text(str(time.time()))
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("boom in update 7")
@@ -209,10 +213,9 @@ def _misbehave(how: str, optimizer: Any) -> None:
 )
 def test_a_failing_rank_ends_the_run_with_its_error_first(how: str, text: str, tmp_path: Path) -> None:
     plan = own_plan_for(SMALL, 3, "PipeDream", micro_batches=1)
-    begun = time.monotonic()
     with pytest.raises(RankFailed, match=text):
         launch.launch(fail, (plan, how, str(tmp_path)), ranks=3, timeout_s=60)
-    assert time.monotonic() - begun < 120  # most of it imports torch, on a busy machine
-    for file in tmp_path.iterdir():
+    assert time.time() - float((tmp_path / "failed").read_text()) < 30  # not by the time-out
+    for file in tmp_path.glob("[0-2]"):
         with pytest.raises(ProcessLookupError):
             os.kill(int(file.read_text()), 0)

@@ -1,0 +1,39 @@
+"""``autopipe plan --allow-stale`` and ``autopipe check`` as a user runs them: profiled, planned and run on real ranks."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from autopipe import cli
+from autopipe.core import files
+from autopipe.core.plan import Plan
+from autopipe.core.result import CheckResult
+from autopipe.core.schedule import kind
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["autopipe", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return int(end.value.code or 0)
+
+
+def test_a_stale_plan_is_chosen_and_passes_its_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(Path(__file__).with_name("small_mlp.py"), tmp_path / "model.py")
+    monkeypatch.chdir(tmp_path)
+    size = ("--depth", "2", "--devices", "2", "--global-batch", "8", "--micro-batch", "2", "--budget", "0")
+    assert run(monkeypatch, "plan", "model.py", *size, "--allow-stale") == 0
+    plan = files.read("plan.json", Plan)
+    assert kind(plan.schedule.name).asynchronous
+    assert "updates old when a forward meets them" in capsys.readouterr().out
+    assert run(monkeypatch, "check", "plan.json", "--timeout", "300") == 0
+    result = files.read("plan.check.json", CheckResult)
+    assert result.parity.passed
+    assert len(result.staleness) == 2
+    assert "stage 0 staleness" in capsys.readouterr().out
