@@ -95,7 +95,7 @@ def test_it_is_the_best_split_and_no_bound_is_above_it(name: str, seed: int) -> 
 
 
 def test_stale_schedules_must_be_allowed() -> None:
-    with pytest.raises(UsageError, match="PipeDream trains on weights that are some updates old: autopipe plan --allow-stale"):
+    with pytest.raises(UsageError, match=r"PipeDream trains on weights that are some updates old: .* --allow-stale"):
         autopipe.plan(model(), cluster(4), global_batch=8, schedules=["PipeDream"])
     every = autopipe.plan(model(), cluster(4, link=LINK), global_batch=8, depths=[4], schedules=["all"])
     names = {every.schedule.name, *(row.what for row in every.rejected)}
@@ -156,10 +156,11 @@ def test_the_plan_command_of_the_page(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_period_of_equal_stages_is_their_work() -> None:
-    """m (F + B) and the optimizer's step: no fill, no drain, and messages on the way while others are worked on."""
+    """m (F + B) and the optimizer's step: nothing fills or drains, and messages take no time here."""
     profile = chain([1.0] * 8, optimizer_s=0.1)
     for name in STALE:
-        plan = planned(name, profile=profile, micro_batches=[1])
+        how = {"global_batch": 8, "depths": [4], "schedules": [name], "allow_stale": True}
+        plan = autopipe.plan(profile, cluster(4), **how)
         assert plan.predicted.step_s == pytest.approx(8 * 2 * (1 + 2) + 2 * 0.1)
         assert plan.gap == pytest.approx(0.0)
         assert plan.predicted.idle == pytest.approx(0.0)
@@ -179,7 +180,8 @@ def test_summing_the_gradients_of_both_ways_takes_time() -> None:
     """Half of a stage's bytes go each way, and come back: 2 (latency + bytes / 2 / rate) for each of a rank's two."""
     profile = chain([1.0] * 4, parameter_bytes=1000)
     slow = planned("DualPipe", depth=2, profile=profile)
-    assert [stage.costs.reduce_s for stage in slow.stages] == pytest.approx([2 * (0.01 + 1000 / 1e9)] * 4)
+    sums = [2 * (0.01 + stage.costs.gradient_bytes / 2 / 1e9) for stage in slow.stages]
+    assert [stage.costs.reduce_s for stage in slow.stages] == pytest.approx(sums)
     assert slow.stages[0].costs.optimizer_s == 0.0
 
 
@@ -192,7 +194,7 @@ def test_pins_name_parts_of_a_two_way_pipeline() -> None:
 def test_replicas_do_not_go_without_a_flush() -> None:
     with pytest.raises(UsageError, match="its replicas would have to step together"):
         autopipe.plan(
-            model(), cluster(4, link=LINK), global_batch=8, depths=[2], replicas=[2], schedules=["2BW"], allow_stale=True
+            model(), cluster(4), global_batch=8, depths=[2], replicas=[2], schedules=["2BW"], allow_stale=True
         )
 
 

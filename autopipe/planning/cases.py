@@ -396,7 +396,7 @@ class Case:
 
     @cached_property
     def _work(self) -> Floats:
-        """Ticks that a part spends on one micro-batch, on average over its row, a band of shape (parts, n + 1, reach)."""
+        """Ticks that a part spends on one micro-batch, on average over its row, a band of as many parts."""
         work = np.zeros(self.tables.open.shape)
         for op, ticks in enumerate(self.tables.actions):
             counts = np.array([row.counts[op] for row in self.outline.rows], np.float64)
@@ -406,7 +406,7 @@ class Case:
 
     @property
     def _repeats(self) -> int:
-        """How often the longest stage runs beyond the first micro-batch; where nothing flushes that is all that counts."""
+        """How often the longest stage runs beyond the first micro-batch, in all updates of an asynchronous table."""
         return self.outline.micro_batches * self.outline.updates - 1
 
     @property

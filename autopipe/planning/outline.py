@@ -22,9 +22,10 @@ from autopipe.simulate import OPS
 class Row(NamedTuple):
     """What the bound needs to know of one stage's actions.
 
-    ``counts`` is how often F, B, I and W run in a step, or for an update where that has no flush; ``splits`` whether any I does. ``trailing`` weight gradients come after
-    the last gradient. ``rounds`` of F and its B or I follow one another without overlap. ``later`` is how often the
-    operations run after the first B or I, whose F came first; ``earlier`` how often before the last F.
+    ``counts`` is how often F, B, I and W run in a step, or for an update where none flushes; the rest is of the whole
+    table. ``splits``: whether any I runs. ``trailing`` weight gradients come after the last gradient. ``rounds`` of F
+    and its B or I follow one another without overlap. ``later`` is how often the operations run after the first B or I,
+    whose F came first; ``earlier`` how often before the last F.
     """
 
     counts: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""``autopipe plan --allow-stale`` and ``autopipe check`` as a user runs them: profiled, planned and run on real ranks."""
+"""``autopipe plan --allow-stale`` and ``autopipe check`` as from the shell: profiled, planned, run on real ranks."""
 
 from __future__ import annotations
 
