@@ -45,6 +45,7 @@ def plan_of(
         global_batch=micro_batch * micro_batches,
         depths=[depth],
         schedules=[schedule],
+        allow_stale=True,
         micro_batches=[micro_batch],
         model=ModelRef(path.name, str(path)),
     )

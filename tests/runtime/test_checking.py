@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
 from autopipe.core.files import read, write
-from autopipe.core.plan import Plan, Prediction, ScheduleTable
+from autopipe.core.plan import Plan
 from autopipe.core.result import CheckResult
-from autopipe.core.schedule import kind
 from autopipe.runtime.checking import check_rank, combine
 from autopipe.runtime.workload import ModelFile
-from autopipe.simulate import simulate
 from tests.runtime.planned import plan_of
 from tests.runtime.ranks import Ranks
 
@@ -23,22 +20,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def plan_for(name: str, depth: int, schedule: str, micro_batch: int = 2, micro_batches: int = 4) -> Plan:
     """A plan for an example, from made-up costs."""
     return plan_of(EXAMPLES / name, depth, schedule, micro_batch, micro_batches)
-
-
-def own_plan_for(name: str, depth: int, schedule: str, micro_batches: int = 4) -> Plan:
-    """The cuts of 1F1B's plan under a schedule of our own runtime, with what the simulator expects of it."""
-    plan, table = (
-        plan_for(name, depth, "1F1B", micro_batches=micro_batches),
-        kind(schedule).schedule(depth, micro_batches),
-    )
-    stages = tuple(
-        dataclasses.replace(plan.stages[part], index=index, rank=table.placement[index])
-        for index, part in enumerate(table.part_of)
-    )
-    hops = (*plan.hops, None, *plan.hops[::-1]) if table.ways > 1 else plan.hops
-    line = simulate(table, [stage.costs for stage in stages], hops, overhead_s=plan.overhead_s)
-    expected = Prediction(line.step_s, plan.global_batch / line.step_s, line.idle, line.peak_bytes)
-    return dataclasses.replace(plan, schedule=ScheduleTable.of(table), stages=stages, hops=hops, predicted=expected)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

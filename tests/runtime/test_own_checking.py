@@ -10,13 +10,14 @@ import torch
 
 from autopipe.core.errors import UsageError
 from autopipe.core.files import from_json, to_json
-from autopipe.core.plan import Plan
+from autopipe.core.plan import Plan, ScheduleTable
 from autopipe.core.result import CheckResult
+from autopipe.core.schedule import kind
 from autopipe.report.terminal import check_text
 from autopipe.runtime.checking import check_rank, combine
 from autopipe.runtime.workload import ModelFile
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_checking import own_plan_for, plan_for
+from tests.runtime.test_checking import plan_for
 
 SMALL = str(Path(__file__).with_name("small_mlp.py"))
 
@@ -27,7 +28,7 @@ SMALL = str(Path(__file__).with_name("small_mlp.py"))
 )
 def test_a_plan_trains_as_its_reference(ranks: Ranks, schedule: str, staleness: tuple[float, ...]) -> None:
     count = 1 if schedule in ("PipeDream", "PipeMare") else 4
-    plan = own_plan_for(SMALL, 2, schedule, micro_batches=count)
+    plan = plan_for(SMALL, 2, schedule, micro_batches=count)
     plan = dataclasses.replace(plan, predicted=dataclasses.replace(plan.predicted, step_s=2.0))  # few steps are timed
     parts = ranks.run(check_rank, plan, ModelFile(SMALL), "cpu", ranks=2)
     result = combine(plan, parts, "cpu")
@@ -57,11 +58,13 @@ def refused(plan: Plan, rows: int = 8) -> str:
 
 
 def test_an_update_takes_whole_batches(ranks: Ranks) -> None:
-    for said in ranks.run(refused, own_plan_for(SMALL, 2, "PipeDream-2BW"), 6, ranks=2):
+    for said in ranks.run(refused, plan_for(SMALL, 2, "PipeDream-2BW"), 6, ranks=2):
         assert said == "the batch has 6 rows, PipeDream-2BW takes whole batches of 8"
 
 
 def test_replicas_do_not_go_without_a_flush(ranks: Ranks) -> None:
-    plan = own_plan_for(SMALL, 1, "PipeDream", micro_batches=1)
-    for said in ranks.run(refused, dataclasses.replace(plan, replicas=2, global_batch=4), 4, ranks=2):
+    plan = plan_for(SMALL, 1, "1F1B", micro_batches=1)
+    alone = ScheduleTable.of(kind("PipeDream").schedule(1, 1))
+    doubled = dataclasses.replace(plan, schedule=alone, replicas=2, global_batch=4)
+    for said in ranks.run(refused, doubled, 4, ranks=2):
         assert "PipeDream runs on 1 replica, not 2" in said

@@ -20,7 +20,7 @@ from autopipe.runtime.own.pipemare import PipeMare
 from autopipe.runtime.workload import ModelFile, Workload, call, rows
 from tests.runtime import recurrences
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_checking import own_plan_for
+from tests.runtime.test_checking import plan_for
 
 SMALL = str(Path(__file__).with_name("small_mlp.py"))
 UPDATES = 10
@@ -120,7 +120,7 @@ def test_a_run_is_resumed_in_the_middle(ranks: Ranks, schedule: str, layers: int
 
     A layer that moves from the last stage to one with a delay brings no average of its changes: PipeMare's begins at 0.
     """
-    plan = own_plan_for(SMALL, 2, schedule, micro_batches=2)
+    plan = plan_for(SMALL, 2, schedule, micro_batches=2)
     runs = (6, 5)
     mitigation = PipeMare(annealing=20, decay=0.2) if schedule == "PipeMare" else None
     how = {"annealing": 20, "decay": 0.2} if mitigation else {}
@@ -135,7 +135,7 @@ def test_a_run_is_resumed_in_the_middle(ranks: Ranks, schedule: str, layers: int
 
 def test_clipping_takes_the_norms_that_have_come_along(ranks: Ranks) -> None:
     """A bound that no gradient reaches changes nothing; one that all reach bounds every update on every rank."""
-    plan = own_plan_for(SMALL, 3, "PipeDream", micro_batches=1)
+    plan = plan_for(SMALL, 3, "PipeDream", micro_batches=1)
     free, loose, tight = (ranks.run(clipped, plan, max_norm, ranks=3) for max_norm in (None, 1e6, 1e-3))
     assert [rank["own"] for rank in loose] == [rank["own"] for rank in free]
     assert tight[0]["own"] != free[0]["own"]
@@ -212,7 +212,7 @@ def _misbehave(how: str, optimizer: Any, pids: str) -> None:
     [("raise", "rank 1 failed: ValueError: boom in update 7"), ("kill", "rank 1 was killed by SIGKILL")],
 )
 def test_a_failing_rank_ends_the_run_with_its_error_first(how: str, text: str, tmp_path: Path) -> None:
-    plan = own_plan_for(SMALL, 3, "PipeDream", micro_batches=1)
+    plan = plan_for(SMALL, 3, "PipeDream", micro_batches=1)
     with pytest.raises(RankFailed, match=text):
         launch.launch(fail, (plan, how, str(tmp_path)), ranks=3, timeout_s=60)
     assert time.time() - float((tmp_path / "failed").read_text()) < 30  # not by the time-out
