@@ -114,14 +114,13 @@ def rows(path: str, micro_batch: int, rounds: int, link: Link) -> list[tuple[str
     return found
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
-    root = Path(__file__).parents[1]
-    link = measure_cluster(2).tiers[0].link
-    found = [row for path, size in MODELS.items() for row in rows(str(root / path), size, rounds, link)]
+def link() -> Link:
+    """The link between two local ranks, measured."""
+    return measure_cluster(2).tiers[0].link
+
+
+def show(found: list[tuple[str, float, float, float]]) -> None:
+    """Print the rows and what they come to."""
     print(f"{'plan':28} {'predicted':>11} {'measured':>11} {'error':>8} {'noise floor':>12}")
     for name, predicted, measured, noise in found:
         error = format_percent(measured / predicted - 1, sign=True)
@@ -131,6 +130,16 @@ def main() -> None:
         )
     errors = [abs(measured / predicted - 1) for _, predicted, measured, _ in found]
     print(f"median |error| {format_percent(statistics.median(errors))}, worst {format_percent(max(errors))}")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds = parser.parse_args().rounds
+    root = Path(__file__).parents[1]
+    between = link()
+    show([row for path, size in MODELS.items() for row in rows(str(root / path), size, rounds, between)])
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
 """What profiling costs as a model gets deeper: a GPT of 96 blocks against one of 12, capture apart.
 
-    python benchmarks/profiling.py [--rounds 5]
+    python benchmarks/profiling.py [--rounds 5] [--steps 10]
 
 Processor time of warming up, counting bytes and a fixed number of rotations in one process of one thread; the ratio,
-with all layers run and with equal ones sampled.
+with all layers run and with equal ones sampled. Then the steps of plans of the deep one, predicted from the sampled
+layers, against measured ones, as in prediction.py; that part needs two free cores, 0 steps leave it out.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
 
+import deep_gpt
+import prediction
 import torch
-from torch import nn
 
 from autopipe.core.units import format_duration
 from autopipe.runtime import launch
@@ -22,31 +23,14 @@ from autopipe.runtime.measure import LayerTimer
 from autopipe.runtime.sampling import INSTANCES
 from autopipe.runtime.workload import InMemory
 
-WIDTH, TOKENS, VOCABULARY, MICRO_BATCH = 64, 64, 512, 2
-BLOCKS = (12, 96)
-
-
-def loss(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy over the tokens."""
-    return nn.functional.cross_entropy(output.logits.flatten(0, 1), target.flatten())
-
-
-def gpt(blocks: int) -> nn.Module:
-    """A narrow GPT-2."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=TOKENS, n_embd=WIDTH, n_layer=blocks, n_head=4, use_cache=False,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    return GPT2LMHeadModel(config)
+MICRO_BATCH = 2
+BLOCKS = (12, deep_gpt.BLOCKS)
 
 
 def cost_s(blocks: int, instances: int | None, rounds: int) -> tuple[float, int]:
     """Processor seconds to time the layers, and how many units were run."""
     torch.manual_seed(0)
-    tokens = torch.randint(VOCABULARY, (MICRO_BATCH, TOKENS))
-    workload = InMemory(gpt(blocks), {"input_ids": tokens}, tokens, loss).open()
+    workload = InMemory(deep_gpt.gpt(blocks), *deep_gpt.example_batch(MICRO_BATCH), deep_gpt.loss_fn).open()
     batch = workload.batch(MICRO_BATCH)
     launch.beat.phase(f"capturing {blocks} blocks")
     captured = capture(workload.model, batch[0])
@@ -72,11 +56,15 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    (rows,) = launch.launch(compare, (parser.parse_args().rounds,), ranks=1, timeout_s=300)
+    parser.add_argument("--steps", type=int, default=10)
+    asked = parser.parse_args()
+    (rows,) = launch.launch(compare, (asked.rounds,), ranks=1, timeout_s=300)
     print(f"{'units run':22} {f'{BLOCKS[0]} blocks':>20} {f'{BLOCKS[1]} blocks':>20} {'ratio':>7}")
     for name, ((few_s, few), (many_s, many)) in rows:
         cells = [f"{format_duration(s)} ({count} units)" for s, count in ((few_s, few), (many_s, many))]
         print(f"{name:22} {cells[0]:>20} {cells[1]:>20} {many_s / few_s:7.2f}")
+    if asked.steps:
+        prediction.show(prediction.rows(deep_gpt.__file__, MICRO_BATCH, asked.steps, prediction.link()))
 
 
 if __name__ == "__main__":
