@@ -15,7 +15,7 @@ from autopipe.core.profile import Jitter
 from autopipe.core.timeline import Timeline
 from autopipe.simulate import Costs, Floats, Graph
 
-_DRAWS = 128
+_DRAWS = 64
 _FEWEST = 16
 _NUMBERS = 4_000_000
 """Numbers that are drawn at most: fewer steps of long tables, whose steps differ less."""

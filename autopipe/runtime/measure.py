@@ -44,8 +44,8 @@ SMALL_ERROR = 0.005
 """Rotations end when the median of the whole model's time is known to this part of itself."""
 
 
-_PIECE = 0.2
-_PARTS = 40
+_PIECE = 0.05
+_PARTS = 20
 """Quantiles that are kept of how much equal work varied."""
 
 ALIKE = 0.05
