@@ -25,12 +25,10 @@ import autopipe.schedules  # noqa: F401  (registers them)
 from autopipe.core.errors import UsageError
 from autopipe.core.schedule import Schedule, kinds
 from autopipe.runtime import launch
-from autopipe.runtime.capture import capture
-from autopipe.runtime.parity import TOLERANCE, compare, relative
-from autopipe.runtime.reduction import find_reduction
+from autopipe.runtime.parity import TOLERANCE, RankParity, compare, relative
 from autopipe.runtime.runner import Runner
-from autopipe.runtime.workload import SEED, Workload
 from tests.models import ZOO
+from tests.runtime.twins import Twin, twin
 from tests.synthetic import random_schedule
 
 MOST_STAGES = 6
@@ -70,13 +68,6 @@ def table(rng: random.Random, ranks: int, most: int, *, stateful: bool) -> Sched
             return made
 
 
-def opened(name: str) -> Workload:
-    """A model of the zoo, always the same."""
-    case = ZOO[name]
-    torch.manual_seed(SEED)
-    return Workload(name, case.build_model(), case.example_batch, case.loss_fn)
-
-
 def draws(names: list[str], count: int) -> list[Draw]:
     """On each rank: so many draws of each model."""
     return [draw for name in names for draw in of_model(name, count)]
@@ -84,50 +75,40 @@ def draws(names: list[str], count: int) -> list[Draw]:
 
 def of_model(name: str, count: int) -> list[Draw]:
     """Draws of one model; one capture serves all of them."""
-    size = 4 if ZOO[name].fixed else 2
-    ranks = torch.distributed.get_world_size()
-    workload, reference = opened(name), opened(name)
-    inputs, target = workload.batch(size)
-    captured = capture(workload.model, inputs, loss=lambda made: workload.loss(made, target))
-    legal = [n + 1 for n, layer in enumerate(captured.layers[:-1]) if layer.cut_after]
+    ranks, pair = torch.distributed.get_world_size(), twin(name)
+    layers = pair.captured.layers
+    legal = [n + 1 for n, layer in enumerate(layers[:-1]) if layer.cut_after]
     if len(legal) + 1 < ranks:
         return []
-    reduction, _ = find_reduction(opened(name), captured.dtype)
-    begun = [tensor.clone() for tensor in _tensors(workload)]
     rng, found = random.Random(f"{name} {ranks}"), []
     for number in range(count):
         launch.beat.phase(f"{name}, draw {number + 1} of {count} on {ranks} ranks")
-        for each in (workload, reference):
-            _restore(each, begun)
-        stateful = bool(captured.changed_buffers())
+        stateful = bool(pair.captured.changed_buffers())
         chosen = table(rng, ranks, min(MOST_STAGES, len(legal) + 1), stateful=stateful)
         cuts = sorted(rng.sample(legal, chosen.stages - 1))
-        again = [layer for layer in range(len(captured.layers)) if rng.random() < 0.3]
-        runner = Runner(
-            captured,
-            chosen,
-            cuts,
-            micro_batch=size,
-            loss_fn=workload.loss,
-            device=torch.device("cpu"),
-            recompute=again,
-            reduction=reduction,
-        )
-        parity = compare(runner, reference.model, workload, workload.batch(size * chosen.micro_batches))
+        again = [layer for layer in range(len(layers)) if rng.random() < 0.3]
+        with pair.anew():
+            parity = compared(pair, chosen, cuts, again)
         losses = relative(parity.losses, parity.reference_losses) if parity.losses else 0.0
         what = f"{name} {chosen.name} on {ranks} ranks, cuts {cuts}, recompute {again}"
         found.append(Draw(what, losses, parity.max_gradient_difference, parity.worst))
     return found
 
 
-def _tensors(workload: Workload) -> list[torch.Tensor]:
-    return [tensor.detach() for tensor in (*workload.model.parameters(), *workload.model.buffers())]
-
-
-def _restore(workload: Workload, values: list[torch.Tensor]) -> None:
-    for tensor, value in zip(_tensors(workload), values, strict=True):
-        tensor.copy_(value)
-    workload.model.zero_grad()
+def compared(pair: Twin, chosen: Schedule, cuts: list[int], again: list[int]) -> RankParity:
+    """This rank's part of two steps, against one process."""
+    runner = Runner(
+        pair.captured,
+        chosen,
+        cuts,
+        micro_batch=pair.size,
+        loss_fn=pair.workload.loss,
+        device=torch.device("cpu"),
+        recompute=again,
+        reduction=pair.reduction,
+    )
+    batch = pair.workload.batch(pair.size * chosen.micro_batches)
+    return compare(runner, pair.reference.model, pair.workload, batch)
 
 
 def main() -> None:

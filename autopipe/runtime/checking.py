@@ -32,6 +32,7 @@ from autopipe.runtime.workload import InMemory, Inputs, ModelFile, Source, Workl
 
 WARM_STEPS = 2
 MIN_STEPS, MAX_STEPS = 5, 30
+_DRAWN = "the forward draws random numbers: parity was checked with equal ones in both runs"
 MEASURING_S = 10.0
 """About how long warm steps are repeated, between the fewest and the most."""
 
@@ -181,7 +182,8 @@ def _parity(plan: Plan, source: Source, device: torch.device, replica: Replica) 
     runner = _runner(plan, captured, workload, device, replica)
     if runner.schedule.asynchronous:
         return own.compare_updates(runner, captured, plan.cuts, reference, workload, batch), notes
-    return compare(runner, reference, workload, batch), notes
+    parity = compare(runner, reference, workload, batch)
+    return parity, (*notes, _DRAWN) if parity.drawn else notes
 
 
 def peak_bytes(runner: Runner, parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> int:

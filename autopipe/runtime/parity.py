@@ -8,8 +8,9 @@ for a bias before a softmax) is held against the model's largest gradient instea
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import nn
 
 from autopipe.runtime import launch
 from autopipe.runtime.batches import share_of
+from autopipe.runtime.draws import same_draws
 from autopipe.runtime.runner import Runner
 from autopipe.runtime.shares import pieces, shares
 from autopipe.runtime.workload import Inputs, Workload, batch_size, call, rows
@@ -30,12 +32,16 @@ _DROPOUT = re.compile(r"drop")
 
 @dataclass
 class RankParity:
-    """What one rank found: losses on the last stage's rank only, the largest difference and its tensor's name."""
+    """What one rank found: losses on the last stage's rank only, the largest difference and its tensor's name.
+
+    ``drawn`` says that the forward drew random numbers, which were equal ones in both runs; see runtime/draws.py.
+    """
 
     losses: list[float] = field(default_factory=list)
     reference_losses: list[float] = field(default_factory=list)
     max_gradient_difference: float = 0.0
     worst: str = ""
+    drawn: bool = False
 
 
 def has_dropout(model: nn.Module) -> bool:
@@ -71,9 +77,11 @@ def compare(runner: Runner, reference: nn.Module, workload: Workload, batch: tup
     parts = runner.split(*batch)
     for step in range(STEPS):
         launch.beat.phase(f"comparing step {step + 1} of {STEPS} with one process")
-        losses = runner.backward(parts)
-        launch.beat("the step of one process")
-        expected = reference_step(reference, workload, batch, runner)
+        with same_draws(runner.captured) as draws:
+            losses = runner.backward(parts)
+            launch.beat("the step of one process")
+            expected = reference_step(reference, workload, batch, runner)
+        result.drawn |= draws.drawn
         result.losses += [float(torch.stack(losses).detach().double().sum())] if losses else []
         result.reference_losses.append(expected)
         _compare_gradients(runner, reference, result)
@@ -99,7 +107,9 @@ def reference_step(reference: nn.Module, workload: Workload, batch: tuple[Inputs
             output = call(reference, inputs)
             if counts[cut]:
                 loss = workload.loss(output, target) * counts[cut]
+                forward = saved_buffers(reference)
                 loss.backward()
+                restore_buffers(reference, forward)  # what a checkpoint repeats changes them again, a stage does not
                 total += float(loss.detach())
         kept = kept or saved_buffers(reference)
     restore_buffers(reference, kept or before)
@@ -120,10 +130,10 @@ def restore_buffers(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
 
 def _compare_gradients(runner: Runner, reference: nn.Module, result: RankParity) -> None:
     expected = {name: p.grad for name, p in reference.named_parameters(remove_duplicate=False)}
-    largest = max((float(g.abs().max()) for g in expected.values() if g is not None and g.numel()), default=0.0)
+    most = largest(float(dense(g).abs().max()) for g in expected.values() if g is not None and g.numel())
     for module in runner.modules:
         for name, parameter in module.named_parameters():
-            _note(result, name, difference(parameter.grad, expected[name], largest))
+            _note(result, name, difference(parameter.grad, expected[name], most))
 
 
 def _compare_buffers(runner: Runner, reference: nn.Module, result: RankParity) -> None:
@@ -137,10 +147,11 @@ def _compare_buffers(runner: Runner, reference: nn.Module, result: RankParity) -
 def difference(found: torch.Tensor | None, expected: torch.Tensor | None, largest: float) -> float:
     """The largest difference, relative as the module's docstring says; a missing gradient counts as zeros."""
     if expected is None:
-        return 0.0 if found is None or not found.any() else float("inf")
+        return 0.0 if found is None or not dense(found).any() else float("inf")
     if expected.numel() == 0:
         return 0.0
-    found = torch.zeros_like(expected) if found is None else found
+    expected = dense(expected)
+    found = torch.zeros_like(expected) if found is None else dense(found)
     if not expected.is_floating_point():
         return 0.0 if torch.equal(found, expected) else float("inf")
     scale = float(expected.abs().max())
@@ -150,8 +161,15 @@ def difference(found: torch.Tensor | None, expected: torch.Tensor | None, larges
     return gap / scale if scale else gap
 
 
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's real numbers one by one: those of a sparse one with its zeros, real and imaginary parts apart."""
+    tensor = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def _note(result: RankParity, name: str, value: float) -> None:
-    if not value <= result.max_gradient_difference:  # NaN is the worst of all
+    known = result.max_gradient_difference
+    if not (value <= known or math.isnan(known)):  # no number is the worst of all
         result.max_gradient_difference, result.worst = value, name
 
 
@@ -165,4 +183,10 @@ def _sgd(model: nn.Module) -> None:
 
 def relative(found: Sequence[float], expected: Sequence[float]) -> float:
     """The largest relative difference of two lists of losses."""
-    return max(abs(a - b) / abs(b) if b else abs(a) for a, b in zip(found, expected, strict=True))
+    return largest(abs(a - b) / abs(b) if b else abs(a) for a, b in zip(found, expected, strict=True))
+
+
+def largest(values: Iterable[float]) -> float:
+    """The largest, 0 of none; no number where any is none, which ``max`` would lose."""
+    known = [*values]
+    return math.nan if any(map(math.isnan, known)) else max(known, default=0.0)

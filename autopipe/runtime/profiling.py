@@ -194,8 +194,8 @@ def measure_rank(
     workload = source.open()
     workload.model.to(device)
     launch.beat.phase(watching.CAPTURING)
-    inputs, _ = workload.batch(max(2, min(micro_batches)))
-    captured = capture(workload.model, inputs)
+    inputs, target = workload.batch(max(2, min(micro_batches)))
+    captured = capture(workload.model, inputs, loss=lambda made: workload.loss(made, target))
     cuts = [index + 1 for index, layer in enumerate(captured.layers[:-1]) if layer.cut_after]
     batches = {size: workload.batch(size) for size in micro_batches}
     instances = INSTANCES

@@ -17,11 +17,11 @@ Function = Callable[..., tuple[torch.Tensor, ...]]
 def is_repeatable(program: Program, layout: Layout, layer: int) -> bool:
     """Whether a layer's forward may run twice.
 
-    It must not read a buffer that it changes, running statistics apart, nor share memory that is changed in place
-    with another layer.
+    It must not read a buffer that it changes, running statistics apart, nor leave anything behind in a module that is
+    kept whole, nor share memory that is changed in place with another layer.
     """
     operations = [node for node, number in layout.layer.items() if number == layer]
-    if any(list(call.module.buffers()) for node in operations for call in calls_in(node)):
+    if any(call.known.left_behind() for node in operations for call in calls_in(node)):
         return False
     kept = state_storages(program)
     inside = set(operations)

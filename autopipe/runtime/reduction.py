@@ -17,7 +17,15 @@ from torch import nn
 from autopipe.core.errors import ModelError
 from autopipe.core.reduction import MEAN, Reduction
 from autopipe.core.units import format_percent
-from autopipe.runtime.parity import TOLERANCE, difference, restore_buffers, saved_buffers, without_dropout
+from autopipe.runtime.parity import (
+    TOLERANCE,
+    dense,
+    difference,
+    largest,
+    restore_buffers,
+    saved_buffers,
+    without_dropout,
+)
 from autopipe.runtime.shares import candidates, pieces, shares
 from autopipe.runtime.workload import Workload, call, rows
 
@@ -96,7 +104,7 @@ def _gradients(model: nn.Module, workload: Workload, batch: Any, *, seed: int = 
     torch.manual_seed(seed)
     inputs, target = batch
     workload.loss(call(model, inputs), target).backward()
-    return {name: p.grad for name, p in model.named_parameters()}
+    return {name: None if p.grad is None else dense(p.grad) for name, p in model.named_parameters()}
 
 
 def _sum(parts: Sequence[Gradients], factors: Sequence[float]) -> Gradients:
@@ -111,5 +119,5 @@ def _sum(parts: Sequence[Gradients], factors: Sequence[float]) -> Gradients:
 
 def _largest(found: Gradients, expected: Gradients) -> float:
     values = [value for value in expected.values() if value is not None]
-    largest = max((float(value.abs().max()) for value in values if value.numel()), default=0.0)
-    return max((difference(found[name], expected[name], largest) for name in expected), default=0.0)
+    scale = largest(float(value.abs().max()) for value in values if value.numel())
+    return largest(difference(found[name], expected[name], scale) for name in expected)

@@ -14,6 +14,7 @@ from autopipe.core.reduction import MEAN, Reduction
 from autopipe.core.schedule import Action, Op, Schedule, stages_on
 from autopipe.runtime.batches import Part, Weighed, check_size, divide
 from autopipe.runtime.capture import Captured
+from autopipe.runtime.in_turn import check_in_turn
 from autopipe.runtime.joining import Output
 from autopipe.runtime.own.executor import Executor
 from autopipe.runtime.own.runtime import OwnRuntime
@@ -55,6 +56,7 @@ class Runner:
         reduction: Reduction = MEAN,
         fill: Callable[[Sequence[StageModule]], None] = lambda modules: None,
     ) -> None:
+        check_in_turn(captured, schedule, cuts)
         self.replica = replica or Replica.join(schedule.ranks, 1)
         self.device = device
         self.micro_batch = micro_batch

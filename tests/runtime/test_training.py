@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from autopipe.core.errors import ModelError, UsageError
 from autopipe.core.plan import Plan
 from autopipe.runtime import forms
-from autopipe.runtime.parity import difference
+from autopipe.runtime.parity import difference, largest
 from autopipe.runtime.pipeline import MOST_FORMS, Pipeline
 from autopipe.runtime.shares import pieces, shares
 from autopipe.runtime.workload import Inputs, ModelFile, Workload, call, rows
@@ -56,8 +56,8 @@ def batch_of(workload: Workload, size: int, seed: int) -> tuple[Inputs, Any]:
 def worst(pipeline: Pipeline, reference: nn.Module) -> float:
     """The largest relative difference of this rank's gradients, and those that only one has."""
     expected = {name: p.grad for name, p in reference.named_parameters()}
-    largest = max(float(g.abs().max()) for g in expected.values() if g is not None)
-    return max(difference(p.grad, expected[name], largest) for name, p in pipeline.named_parameters())
+    most = largest(float(g.abs().max()) for g in expected.values() if g is not None)
+    return largest(difference(p.grad, expected[name], most) for name, p in pipeline.named_parameters())
 
 
 # ---------------------------------------------------------------------------- accumulation, short batches
@@ -71,7 +71,7 @@ def accumulated(plan: Plan, sizes: list[int]) -> list[float]:
     for seed, size in enumerate(sizes):
         batch = batch_of(workload, size, seed)
         loss, expected = float(step(pipeline, batch)), step_alone(plan, alone, batch, size)
-        found.append(max(abs(loss - expected) / abs(expected), worst(pipeline, alone.model)))
+        found.append(largest((abs(loss - expected) / abs(expected), worst(pipeline, alone.model))))
     return found
 
 
@@ -90,7 +90,7 @@ def test_gradients_accumulate_over_whole_and_short_batches(
     plan = plan_of(zoo_file(tmp_path, name), 2, schedule, replicas=replicas)
     sizes = [8 * replicas, 5, 8 * replicas, 1, 2]
     for rank in ranks.run(accumulated, plan, sizes, ranks=2 * replicas):
-        assert max(rank) < 1e-5, rank
+        assert largest(rank) < 1e-5, rank
 
 
 def test_a_model_of_one_micro_batch_size_names_the_sizes_it_takes(ranks: Ranks, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def one_length_too_many(pipeline: Pipeline, tokens: torch.Tensor, target: torch.
 def test_other_sequence_lengths_are_captured_once_each_up_to_a_limit(ranks: Ranks, tmp_path: Path) -> None:
     plan = plan_of(zoo_file(tmp_path, "gpt2"), 2, "1F1B")
     for found, said in ranks.run(lengths, plan, ranks=2):
-        assert max(found) < 1e-5
+        assert largest(found) < 1e-5
         assert "pad to" in said
         assert "['input_ids'] int64 (·, 7)" in said
 

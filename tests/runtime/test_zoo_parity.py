@@ -7,53 +7,44 @@ import torch
 
 import autopipe.schedules  # noqa: F401  (registers them)
 from autopipe.core.schedule import kind
-from autopipe.runtime.capture import capture
 from autopipe.runtime.parity import RankParity, compare, relative
-from autopipe.runtime.reduction import find_reduction
 from autopipe.runtime.runner import Runner
-from autopipe.runtime.workload import SEED, Workload
 from tests.models import ZOO
-from tests.runtime.chained import captured_case, legal_cuts
+from tests.runtime.chained import legal_cuts
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_stages import spread
+from tests.runtime.twins import twin
 
 MICRO_BATCHES, TOLERANCE = 4, 1e-5
 
 
-def opened(name: str) -> Workload:
-    case = ZOO[name]
-    torch.manual_seed(SEED)
-    return Workload(name, case.build_model(), case.example_batch, case.loss_fn)
-
-
 def trained(name: str, cuts: list[int], schedules: list[str]) -> list[RankParity]:
     """On each rank: two steps under each schedule, and the same in one process."""
-    size, found = 4 if ZOO[name].fixed else 2, []
-    ranks = torch.distributed.get_world_size()
-    reduction, _ = find_reduction(opened(name), "float32")
+    pair, found = twin(name), []
     for schedule in schedules:
-        workload, reference = opened(name), opened(name).model
-        inputs, target = workload.batch(size)
-        captured = capture(workload.model, inputs, loss=lambda made, w=workload, t=target: w.loss(made, t))
-        runner = Runner(
-            captured,
-            kind(schedule).schedule(ranks, MICRO_BATCHES),
-            cuts,
-            micro_batch=size,
-            loss_fn=workload.loss,
-            device=torch.device("cpu"),
-            reduction=reduction,
-        )
-        found.append(compare(runner, reference, workload, workload.batch(size * MICRO_BATCHES)))
+        with pair.anew():
+            runner = Runner(
+                pair.captured,
+                kind(schedule).schedule(torch.distributed.get_world_size(), MICRO_BATCHES),
+                cuts,
+                micro_batch=pair.size,
+                loss_fn=pair.workload.loss,
+                device=torch.device("cpu"),
+                reduction=pair.reduction,
+            )
+            batch = pair.workload.batch(pair.size * MICRO_BATCHES)
+            found.append(compare(runner, pair.reference.model, pair.workload, batch))
     return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [case.name for case in ZOO.values() if not case.refused])
 def test_a_model_trains_as_one_process(ranks: Ranks, name: str) -> None:
-    cuts = legal_cuts(captured_case(ZOO[name]))
+    cuts = legal_cuts(twin(name).captured)
     for stages in range(2, min(4, len(cuts) + 1) + 1):
-        for parts in ranks.run(trained, name, spread(cuts, stages), ["1F1B", "ZB-H1"], ranks=stages):
+        by_rank = ranks.run(trained, name, spread(cuts, stages), ["1F1B", "ZB-H1"], ranks=stages)
+        for parts in zip(*by_rank, strict=True):
+            assert [len(part.losses) for part in parts if part.losses] == [2]
             for parity in parts:
                 assert parity.max_gradient_difference <= TOLERANCE, (stages, parity.worst)
                 if parity.losses:

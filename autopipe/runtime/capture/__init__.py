@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
+from autopipe.core.errors import CaptureError
 from autopipe.core.profile import content_digest
 from autopipe.runtime.capture.blame import user_errors
 from autopipe.runtime.capture.boundary import lay_out
@@ -35,6 +37,7 @@ def capture(
     are constants. ``loss`` maps the model's output to a scalar; without it the gradients are checked on a weighted
     sum of the outputs. The model is run a few times and left as it was. Raises CaptureError that names the line.
     """
+    _check_modules(model)
     signature = Signature.of(model, inputs)
     tensors = signature.flatten(inputs)
     with user_errors(model):
@@ -58,13 +61,23 @@ def capture(
         structure=content_digest([[[layer.name, layer.structure] for layer in layers], [tie.layers for tie in ties]]),
         dtype=dominating_dtype(model),
         micro_batch=None if attempt.dynamic else signature.batch,
-        notes=(*attempt.all_notes(), *_notes(reference)),
+        notes=(*attempt.all_notes(), *_notes(reference, attempt.whole)),
         signature=signature,
         program=program,
         layout=layout,
         owned=owned,
         checkpointed=frozenset(n for n, part in enumerate(groups) if reference.checkpointed & set(part.modules)),
     )
+
+
+def _check_modules(model: nn.Module) -> None:
+    """Raises CaptureError for modules that have no Python forward, or no shapes yet."""
+    for path, module in model.named_modules():
+        where = f"{path or 'the model'} ({type(module).__name__})"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(f"{where} is compiled by torch.jit, which hides what it does: use the module itself")
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
+            raise CaptureError(f"{where} has parameters without shapes: run the model once before it is captured")
 
 
 def _drop_early_outputs(program: Program, groups: Sequence[Group], free: Set[fx.Node], reference: Reference) -> None:
@@ -76,10 +89,17 @@ def _drop_early_outputs(program: Program, groups: Sequence[Group], free: Set[fx.
     ]
 
 
-def _notes(reference: Reference) -> list[str]:
+def _notes(reference: Reference, whole: Sequence[str]) -> list[str]:
     if reference.weightless:
         return ["the parameters are on the meta device: gradients were not compared with the model's own"]
-    if not reference.changed:
-        return []
-    names = ", ".join(reference.changed[:3]) + (", …" if len(reference.changed) > 3 else "")
-    return [f"forward changes {names}: stages do not repeat changes of plain Python attributes"]
+    changed = [name for name in reference.changed if not name.startswith(tuple(f"{path}." for path in whole))]
+    notes = []
+    if changed:
+        notes.append(f"forward changes {_few(changed)}: stages do not repeat changes of plain Python attributes")
+    if reference.again:
+        notes.append(f"{_few(reference.again)} change in the forward only, not again when a checkpoint repeats it")
+    return notes
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

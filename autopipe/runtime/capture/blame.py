@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from autopipe.core.errors import AutopipeError, ModelError
+from autopipe.runtime.capture.attributes import attributes, changed
 from autopipe.runtime.capture.inputs import Signature
-from autopipe.runtime.capture.observing import undisturbed
+from autopipe.runtime.capture.restoring import undisturbed
 from autopipe.runtime.capture.torch_private import has_backward_hooks, is_custom_function, tree_leaves
 
 _CALL_MACHINERY = str(Path(nn.Module.__call__.__code__.co_filename))
@@ -56,6 +57,18 @@ def source_of(model: nn.Module) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else type(model).__name__
 
 
+def user_source(model: nn.Module, path: str = "") -> str:
+    """The same of the innermost module around a path that is not of torch's own class; if none is, of the first."""
+    while path and _is_torchs(model.get_submodule(path)):
+        path = path.rpartition(".")[0]
+    around = model.get_submodule(path)
+    return source_of(next((module for module in around.modules() if not _is_torchs(module)), around))
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
+
+
 def _places(error: BaseException | None, names: dict[int, str]) -> Iterator[Place]:
     while error is not None:
         step: TracebackType | None = error.__traceback__
@@ -89,7 +102,7 @@ def parent_of(model: nn.Module, path: str) -> str:
 def alike(model: nn.Module, path: str) -> list[str]:
     """The paths of all modules of the same class, when it is the user's: they will stumble over the same line."""
     kind = type(model.get_submodule(path))
-    if kind.__module__.startswith("torch."):
+    if _is_torchs(model.get_submodule(path)):
         return [path]
     return [other for other, module in model.named_modules() if type(module) is kind and other]
 
@@ -120,8 +133,13 @@ def user_errors(model: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def suspects(model: nn.Module, signature: Signature, tensors: Sequence[torch.Tensor]) -> dict[str, str]:
-    """The deepest modules with something that torch.export drops silently, and what it is."""
+def suspects(
+    model: nn.Module, signature: Signature, tensors: Sequence[torch.Tensor], *, later: bool = False
+) -> dict[str, str]:
+    """The deepest modules with something that torch.export drops silently, and what it is.
+
+    ``later``: those that leave something for their next forward in a plain attribute, too.
+    """
     found = {path: "a backward hook" for path, module in model.named_modules() if path and has_backward_hooks(module)}
     calls: list[tuple[str, Any, Any]] = []
     handles = [
@@ -129,10 +147,14 @@ def suspects(model: nn.Module, signature: Signature, tensors: Sequence[torch.Ten
         for path, module in model.named_modules()
         if path
     ]
+    before = attributes(model)
     try:
         with undisturbed(model, tensors) as given, _noting_tensor_hooks(model, found):
             args, kwargs = signature.call_form(given)
             model(*args, **kwargs)
+            if later:
+                left = changed(before, attributes(model)).items()
+                found |= {path: f"the attribute {name}" for path, name in left if path}
             for path, taken, output in calls:
                 what = _hidden(taken, output)
                 if what:

@@ -11,6 +11,7 @@ from torch import fx
 from autopipe.core.profile import DTYPE_BYTES, Edge
 from autopipe.runtime.capture.free import free_writers
 from autopipe.runtime.capture.layers import Group
+from autopipe.runtime.capture.opaque import Call, calls_in
 from autopipe.runtime.capture.program import Program, dtype_of, is_tensor, is_view, storages, written
 
 
@@ -41,7 +42,7 @@ def lay_out(program: Program, groups: Sequence[Group], free: Set[fx.Node], gradi
     layer = {node: number for number, group in enumerate(groups) for node in group.operations}
     sunk = {node for node in layer if _is_sunk(program, node, free)}
     readers = _readers(program, layer, sunk, len(groups))
-    barred = _torn_memory(program, layer)
+    barred = _torn_memory(program, layer) | _torn_modules(program, layer)
     edges: dict[fx.Node, Edge] = {}
     for node in program.graph.nodes:
         consumers, producer = tuple(sorted(readers.get(node, ()))), layer.get(node)
@@ -132,3 +133,35 @@ def _torn_memory(program: Program, layer: Mapping[fx.Node, int]) -> dict[int, st
         first = min(layer[node] for node in users[key])
         barred |= dict.fromkeys(range(first + 1, last + 1), f"{changing[0].name} changes a tensor in place")
     return barred
+
+
+def _torn_modules(program: Program, layer: Mapping[fx.Node, int]) -> dict[int, str]:
+    """Cuts between a call of a module kept whole that leaves something for the next call, and what else uses that."""
+    calls = [(number, call) for node, number in layer.items() for call in calls_in(node)]
+    barred: dict[int, str] = {}
+    for number, call in calls:
+        for name in call.known.left_behind():
+            using = [
+                number,
+                *(n for n, other in calls if _share(call, name, other)),
+                *_readers_of(program, layer, call),
+            ]
+            changed = f"{call.path}.{name} changes in each forward"
+            barred |= dict.fromkeys(range(min(using) + 1, max(using) + 1), changed)
+    return barred
+
+
+def _share(call: Call, name: str, other: Call) -> bool:
+    """Whether another call meets what this one leaves: the same buffer, or an attribute of the same module."""
+    if name in call.known.rewrites:
+        buffer = call.module.get_buffer(name)
+        return any(buffer is each for each in other.module.buffers())
+    owner = call.module.get_submodule(name.rpartition(".")[0])
+    return any(owner is each for each in other.module.modules())
+
+
+def _readers_of(program: Program, layer: Mapping[fx.Node, int], call: Call) -> list[int]:
+    """The layers of operations outside that use the buffers that a call changes."""
+    changed = {id(call.module.get_buffer(name)) for name in call.known.rewrites}
+    keys = {key for node, state in program.state.items() if id(state.tensor) in changed for key in storages(node)}
+    return [n for node, n in layer.items() if any(storages(arg) & keys for arg in node.all_input_nodes)] if keys else []

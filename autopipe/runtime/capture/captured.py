@@ -15,7 +15,7 @@ from autopipe.core.profile import Edge, Layer, Tie
 from autopipe.runtime.capture.boundary import Layout
 from autopipe.runtime.capture.inputs import Inputs, Signature
 from autopipe.runtime.capture.opaque import Call, calls_in
-from autopipe.runtime.capture.program import Program, storages
+from autopipe.runtime.capture.program import Program, storages, written
 from autopipe.runtime.capture.torch_private import tree_unflatten
 
 
@@ -93,7 +93,20 @@ class Captured:
             state.name for node, state in self.program.state.items() if storages(node) & set(self.layout.changed)
         }
         whole = self.whole(0, len(self.layers))
-        return changed | {f"{call.path}.{name}" for call in whole for name, _ in call.module.named_buffers()}
+        return changed | {f"{call.path}.{name}" for call in whole for name in call.known.rewrites}
+
+    def carried(self, start: int, stop: int) -> str:
+        """Something that a forward of layers ``start`` to ``stop`` (excluded) leaves for the next; empty for nothing.
+
+        It is a buffer, a parameter, or a plain attribute of a module that is kept whole.
+        """
+        inside = [node for node, n in self.layout.layer.items() if start <= n < stop]
+        changed = {key for node in inside for arg in written(node) for key in storages(arg)}
+        for node, state in self.program.state.items():
+            if storages(node) & changed:
+                return state.name
+        left = [f"{call.path}.{name}" for call in self.whole(start, stop) for name in call.known.left_behind()]
+        return left[0] if left else ""
 
     def crossing(self, cut: int) -> tuple[Edge, ...]:
         """The edges that a cut before layer ``cut`` sends on, relayed ones included, in the order on the wire."""

@@ -17,8 +17,9 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from autopipe.runtime.capture import attention
 from autopipe.runtime.capture.inputs import Signature
 from autopipe.runtime.capture.modes import write_out
-from autopipe.runtime.capture.observing import flatten_output, same_attributes
+from autopipe.runtime.capture.observing import flatten_output
 from autopipe.runtime.capture.program import Program, State
+from autopipe.runtime.capture.restoring import same_attributes
 from autopipe.runtime.capture.torch_private import TreeSpec, inlined_checkpoints, symbol
 from autopipe.runtime.capture.weightless import stood_in
 

@@ -1,11 +1,10 @@
-"""One eager forward and backward: what the graph must reproduce, and what only a real run can tell."""
+"""Eager forwards and backwards: what the graph must reproduce, and what only a real run can tell."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,117 +13,138 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from autopipe.runtime.capture import attention
+from autopipe.runtime.capture.attributes import numbers
+from autopipe.runtime.capture.comparing import Outcome, differences, named_leaves
 from autopipe.runtime.capture.inputs import Signature
+from autopipe.runtime.capture.restoring import SEED, undisturbed
+from autopipe.runtime.capture.rewriting import Buffers, parameter_versions
 from autopipe.runtime.capture.torch_private import TreeSpec, noted_checkpoints, tree_flatten, tree_leaves
-from autopipe.runtime.capture.weightless import is_weightless, runnable
+from autopipe.runtime.capture.weightless import is_weightless
 
 Loss = Callable[[Any], torch.Tensor]
-_SEED = 0
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What an eager run gave.
+    """What eager runs gave.
 
-    ``outputs`` are the leaves of the model's output. ``read`` are the positions of those that the loss reads.
-    ``gradients`` and ``buffers`` go by the model's names; the buffers are those after the forward. ``packed`` are
-    the answers for attention.replayed. ``checkpointed`` are the paths of modules that ran in a checkpoint.
-    A ``weightless`` run gave shapes only. ``changed`` are plain attributes that the forward changes.
+    ``alone`` is the outcome of one micro-batch. ``pair``, of a model whose forward leaves something for the next one,
+    are those of two in turn: forward and backward of the first, then of the second. ``read`` are the positions of
+    those leaves of the output that the loss reads. ``packed`` are the answers for attention.replayed.
+    ``checkpointed`` are the paths of modules that ran in a checkpoint. A ``weightless`` run gave shapes only.
+    ``changed`` are plain attributes that the forward changes. ``again`` are buffers that the backward changes, as a
+    checkpoint does that runs a norm once more; outcomes and what follows are without that.
     """
 
     spec: TreeSpec
-    outputs: tuple[Any, ...]
+    alone: Outcome
+    pair: tuple[Outcome, Outcome] | None
     read: frozenset[int]
-    loss: torch.Tensor
-    gradients: dict[str, torch.Tensor | None]
-    buffers: dict[str, torch.Tensor]
     packed: tuple[bool, ...]
     checkpointed: frozenset[str]
     weightless: bool
     changed: tuple[str, ...]
+    again: tuple[str, ...]
 
 
 def observe(model: nn.Module, signature: Signature, tensors: Sequence[torch.Tensor], loss: Loss | None) -> Reference:
-    """Run the model and its backward once, and leave it as it was: buffers, gradients and random state."""
+    """Run the model and its backward, and leave it as it was: parameters, buffers, gradients and random state."""
     packed: list[bool] = []
     inside: set[str] = set()
-    before = _plain_state(model)
+    before, held, buffers = numbers(model), parameter_versions(model), Buffers(model)
     weightless = is_weightless(model)
     answers = attention.replayed([]) if weightless else attention.recorded(packed)
-    with undisturbed(model, tensors) as given, answers, _noting_checkpoints(model, inside):
-        args, kwargs = signature.call_form(given)
-        output = model(*args, **kwargs)
+    with undisturbed(model, tensors) as given, answers:
+        with _noting_checkpoints(model, inside):
+            output = _called(model, signature, given)
         leaves, spec = flatten_output(output)
-        after = _plain_state(model)
+        after = numbers(model)
         value, read = scalar(leaves, loss, output)
-        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-        if value.requires_grad and not weightless:
-            value.backward()
-        gradients = {name: p.grad for name, p in model.named_parameters()}
+        written = bool(buffers.changed()) or held != parameter_versions(model)
+        buffers = Buffers(model)
+        alone = finished(model, leaves, value, buffers.values, weightless=weightless)
+        again = buffers.changed()
+        asked = len(packed)
+        carries = not weightless and (written or _differs_again(model, signature, given, loss, alone))
     return Reference(
         spec=spec,
-        outputs=tuple(leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves),
+        alone=alone,
+        pair=_two(model, signature, tensors, loss) if carries else None,
         read=read,
-        loss=value.detach(),
-        gradients=gradients,
-        buffers=buffers,
-        packed=tuple(packed),
+        packed=tuple(packed[:asked]),
         checkpointed=frozenset(inside),
         weightless=weightless,
         changed=tuple(sorted(name for name in after if before.get(name, after[name]) != after[name])),
+        again=again,
     )
 
 
-@contextlib.contextmanager
-def undisturbed(model: nn.Module, tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Run the model under one fixed seed and leave it as it was: buffers, gradients, attributes, random state.
-
-    Gives the inputs to run it with (see weightless.runnable).
-    """
-    gradients = [(p, p.grad) for p in model.parameters()]
-    buffers = [(owner, name, b, b.detach().clone()) for owner, name, b in _buffers(model)]
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    try:
-        with torch.random.fork_rng(devices), torch.enable_grad(), same_attributes(model):
-            torch.manual_seed(_SEED)
-            for parameter, _ in gradients:
-                parameter.grad = None
-            with runnable(model, tensors) as given:
-                yield given
-    finally:
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        for owner, name, buffer, content in buffers:
-            with torch.no_grad():
-                buffer.detach().copy_(content)
-            owner._buffers[name] = buffer
+def _called(model: nn.Module, signature: Signature, tensors: Sequence[torch.Tensor]) -> Any:
+    args, kwargs = signature.call_form(tensors)
+    return model(*args, **kwargs)
 
 
-@contextlib.contextmanager
-def same_attributes(model: nn.Module) -> Iterator[None]:
-    """Put back what a forward sets on its modules: plain attributes, the content of collections, hooks."""
-    attributes = [(module, dict(vars(module))) for module in model.modules()]
-    contents = [
-        (value, copy.copy(value))
-        for _, known in attributes
-        for name, value in known.items()
-        if isinstance(value, list | dict | set) and name not in ("_parameters", "_buffers", "_modules")
-    ]
-    try:
-        yield
-    finally:
-        for module, known in attributes:
-            module.__dict__.clear()
-            module.__dict__.update(known)
-        for value, content in contents:
-            value.clear()
-            value.extend(content) if isinstance(value, list) else value.update(content)
+def buffers_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of a model's buffers, by name."""
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
 
 
-def _buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            yield module, name, buffer
+def finished(
+    model: nn.Module,
+    leaves: Sequence[Any],
+    value: torch.Tensor,
+    buffers: Mapping[str, torch.Tensor],
+    *,
+    weightless: bool,
+) -> Outcome:
+    """Run the backward of a forward whose loss and buffers are known; the model has no gradients afterwards."""
+    if value.requires_grad and not weightless:
+        value.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = None
+    return Outcome(named_leaves(leaves), value.detach(), gradients, buffers)
+
+
+def _differs_again(
+    model: nn.Module, signature: Signature, tensors: Sequence[torch.Tensor], loss: Loss | None, before: Outcome
+) -> bool:
+    """Whether a second forward on the same inputs and random numbers gives another loss: something was left behind."""
+    torch.manual_seed(SEED)
+    output = _called(model, signature, tensors)
+    value, _ = scalar(flatten_output(output)[0], loss, output)
+    return bool(differences(before, dataclasses.replace(before, loss=value.detach())))
+
+
+def _two(
+    model: nn.Module, signature: Signature, tensors: Sequence[torch.Tensor], loss: Loss | None
+) -> tuple[Outcome, Outcome]:
+    """Two micro-batches in turn, as one process runs them."""
+    with undisturbed(model, tensors) as given:
+        first, second = (
+            _one(model, signature, rows, loss, number) for number, rows in enumerate((given, other_rows(given)))
+        )
+    return first, second
+
+
+def _one(
+    model: nn.Module, signature: Signature, tensors: Sequence[torch.Tensor], loss: Loss | None, seed: int
+) -> Outcome:
+    torch.manual_seed(seed)
+    output = _called(model, signature, tensors)
+    leaves, _ = flatten_output(output)
+    value, _ = scalar(leaves, loss, output)
+    buffers = buffers_of(model)
+    outcome = finished(model, leaves, value, buffers, weightless=False)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])  # a checkpoint may have changed it again
+    return outcome
+
+
+def other_rows(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Another micro-batch as good as the example: its first row twice, the last one left out; the order is kept."""
+    return [torch.cat([t[:1], t[:-1]]) if t.dim() else t for t in tensors]
 
 
 def flatten_output(output: Any) -> tuple[list[Any], TreeSpec]:
@@ -188,16 +208,3 @@ def _noting_checkpoints(model: nn.Module, found: set[str]) -> Iterator[None]:
         finally:
             for handle in handles:
                 handle.remove()
-
-
-def _plain_state(model: nn.Module) -> dict[str, Any]:
-    """Numbers, texts and lengths of collections in the model's modules: what a forward may change beside tensors."""
-    found: dict[str, Any] = {}
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            key = f"{path}.{name}".lstrip(".")
-            if isinstance(value, bool | int | float | str):
-                found[key] = value
-            elif isinstance(value, list | dict | set) and not name.startswith("_"):
-                found[key] = len(value)
-    return found

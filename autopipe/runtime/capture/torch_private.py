@@ -11,12 +11,14 @@ import torch
 import torch.utils.checkpoint
 
 # Operations are public as torch.ops.…, their types are not.
+from torch._guards import active_fake_mode
 from torch._ops import HigherOrderOperator, OpOverload
 
 # The only tensors that have a device, shapes and gradients but no memory are torch's own.
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
 )
@@ -42,6 +44,7 @@ __all__ = [
     "forward_hooks",
     "gradient_hooks",
     "has_backward_hooks",
+    "has_values",
     "inlined_checkpoints",
     "is_custom_function",
     "is_data_dependent",
@@ -67,6 +70,11 @@ NO_SHAPE_RULE = UnsupportedOperatorException
 def fake_mode() -> FakeTensorMode:
     """The one mode of all stand-ins for parameters without memory; two modes would not mix. Takes real tensors too."""
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's values can be looked at here and now: not one without memory, nor where fake ones are made."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor) or active_fake_mode() is not None)
 
 
 def storage_key(value: torch.Tensor) -> int:

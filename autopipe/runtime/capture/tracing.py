@@ -9,13 +9,14 @@ import torch
 from torch import fx, nn
 
 from autopipe.core.errors import CaptureError
-from autopipe.runtime.capture.blame import Place, alike, all_units, blame, parent_of, source_of, suspects
+from autopipe.runtime.capture.blame import Place, alike, all_units, blame, parent_of, suspects, user_source
+from autopipe.runtime.capture.calls import CannotKeepWhole
 from autopipe.runtime.capture.checking import Findings, run_and_compare
 from autopipe.runtime.capture.cleaning import clean, drop_dead, live_nodes, return_outputs
 from autopipe.runtime.capture.exporting import export_program
 from autopipe.runtime.capture.inputs import Signature
 from autopipe.runtime.capture.observing import Loss, Reference
-from autopipe.runtime.capture.opaque import CannotKeepWhole, attach_calls, kept_whole
+from autopipe.runtime.capture.opaque import attach_calls, kept_whole
 from autopipe.runtime.capture.program import Program, values
 from autopipe.runtime.capture.words import reason
 
@@ -84,10 +85,10 @@ def _try(
         with kept_whole(model, attempt.whole, signature, tensors):
             program = export_program(model, signature, tensors, reference.packed, dynamic=attempt.dynamic)
             attach_calls(program)
+        clean(program)
     except Exception as error:
         _learn(model, error, attempt, signature.batch)
         return None
-    clean(program)
     _keep_outputs(program, reference)
     return program
 
@@ -118,7 +119,9 @@ def _learn(model: nn.Module, error: Exception, attempt: Attempt, batch: int) -> 
         path = parent_of(model, error.path)
     if path and path in attempt.whole:
         path = parent_of(model, path)
-    where = f"{place}: " if place is not None else ""
+    where = f"{place or user_source(model)}: "
+    if isinstance(error, CannotKeepWhole):
+        where = f"{user_source(model, error.path)}: "
     if path:
         for other in alike(model, path):
             attempt.keep_whole(other, f"{where}{why}")
@@ -135,21 +138,22 @@ def _suspect(
     model: nn.Module, signature: Signature, tensors: Sequence[torch.Tensor], findings: Findings, attempt: Attempt
 ) -> None:
     """Keep whole whatever may be the cause of wrong gradients, or refuse."""
-    if not _keep_suspects_whole(model, signature, tensors, attempt) and not attempt.keep_all_whole(
-        model, f"the exported graph gives other results: {findings.differences[0]}"
-    ):
+    if _keep_suspects_whole(model, signature, tensors, attempt, later=findings.later):
+        return
+    if not attempt.keep_all_whole(model, f"the exported graph gives other results: {findings.differences[0]}"):
         raise CaptureError(
-            f"{source_of(model)}: the captured graph of {type(model).__name__} does not give the model's own results "
+            f"{user_source(model)}: the captured graph of {type(model).__name__} does not give the model's own results "
             f"({findings.differences[0]}): its own forward does something that torch.export drops silently. "
             f"Move it into a sub-module's forward: a sub-module is kept whole when need be"
         )
 
 
 def _keep_suspects_whole(
-    model: nn.Module, signature: Signature, tensors: Sequence[torch.Tensor], attempt: Attempt
+    model: nn.Module, signature: Signature, tensors: Sequence[torch.Tensor], attempt: Attempt, *, later: bool = False
 ) -> bool:
     """Keep whole what uses something that an export drops; False when there is no more of it."""
-    found = {path: why for path, why in suspects(model, signature, tensors).items() if path not in attempt.whole}
+    hidden = suspects(model, signature, tensors, later=later)
+    found = {path: why for path, why in hidden.items() if path not in attempt.whole}
     for path, why in found.items():
         attempt.keep_whole(path, f"it uses {why}, which torch.export drops silently")
     return bool(found)

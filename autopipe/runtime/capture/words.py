@@ -15,6 +15,8 @@ def reason(error: BaseException) -> str:
         return "an if, a loop or a size depends on the values in a tensor"
     if any(isinstance(cause, NO_SHAPE_RULE) for cause in causes):
         return "an operation has no rule for the shape of its result"
+    if any("BatchedTensor" in str(cause) for cause in causes):
+        return "torch.func.vmap in a forward cannot be exported"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST]}"
 
 
