@@ -48,16 +48,16 @@ class Draw(NamedTuple):
         return self.losses <= TOLERANCE[torch.float32] and self.gradients <= TOLERANCE[torch.float32]
 
 
-def table(rng: random.Random, ranks: int, most: int, *, stateful: bool) -> Schedule:
+def table(rng: random.Random, ranks: int, most: int, *, in_turn: bool) -> Schedule:
     """A named schedule that takes the shape, or any valid table, with at most so many stages.
 
-    A ``stateful`` model, whose forward changes buffers, needs its forwards in micro-batch order: named ones have that.
+    A model whose forward leaves something for the next one needs its forwards ``in_turn``: others are refused.
     """
     while True:
         batches = rng.choice((2, 3, 4, 6, 8))
-        if not stateful and rng.random() < 0.5:
+        if rng.random() < 0.5:
             stages = rng.randint(ranks, most)
-            return random_schedule(rng, ranks=ranks, stages=stages, micro_batches=batches)
+            return random_schedule(rng, ranks=ranks, stages=stages, micro_batches=batches, in_turn=in_turn)
         chosen = rng.choice([kind for kind in kinds() if kind.placement in ("loop", "v")])
         per_rank = rng.choice(chosen.stages_per_rank or (1, 2))
         try:
@@ -83,8 +83,8 @@ def of_model(name: str, count: int) -> list[Draw]:
     rng, found = random.Random(f"{name} {ranks}"), []
     for number in range(count):
         launch.beat.phase(f"{name}, draw {number + 1} of {count} on {ranks} ranks")
-        stateful = bool(pair.captured.changed_buffers())
-        chosen = table(rng, ranks, min(MOST_STAGES, len(legal) + 1), stateful=stateful)
+        in_turn = bool(pair.captured.carried(0, len(layers)))
+        chosen = table(rng, ranks, min(MOST_STAGES, len(legal) + 1), in_turn=in_turn)
         cuts = sorted(rng.sample(legal, chosen.stages - 1))
         again = [layer for layer in range(len(layers)) if rng.random() < 0.3]
         with pair.anew():

@@ -7,6 +7,7 @@ Every case has the three functions of a model file: ``build_model()``, ``example
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -977,3 +978,285 @@ def _sum_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 @case(vector_batch, _sum_loss)
 def summed() -> nn.Module:
     return nn.Sequential(*[m for _ in range(3) for m in (nn.Linear(8, 8), nn.Tanh())])
+
+
+# ---------------------------------------------------------------------------- something left for the next forward
+
+
+class HiddenState(nn.Module):
+    """Goes on from the batch before, whose mean it keeps in a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.hidden: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.linear(x) if self.hidden is None else self.linear(x) + self.hidden)
+        self.hidden = x.detach().mean(0)
+        return x
+
+
+@case(vector_batch, square_loss, whole=("0", "2"))
+def hidden_state() -> nn.Module:
+    return nn.Sequential(HiddenState(), nn.Linear(8, 8), HiddenState(), nn.Linear(8, 8))
+
+
+class Annealed(nn.Module):
+    """Counts its steps in a buffer, and cools down with them; its temperature is a plain number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.temperature = nn.Linear(8, 8), 1.0
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        self.temperature *= 0.9
+        return torch.tanh(self.linear(x) / (1 + 0.1 * self.steps) / self.temperature)
+
+
+@case(vector_batch, square_loss, whole=("0", "2"))
+def counter() -> nn.Module:
+    return nn.Sequential(Annealed(), nn.Linear(8, 8), Annealed(), nn.Linear(8, 8))
+
+
+class Distilled(nn.Module):
+    """A teacher that follows its student: parameters that the forward changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.teacher = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).requires_grad_(False)
+        self.middle, self.head = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for old, new in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                old.mul_(0.9).add_(new, alpha=0.1)
+            target = self.teacher(b)
+        return self.head(torch.tanh(self.middle(self.student(a)))) - target
+
+
+@case(pair_batch, square_loss)
+def byol() -> nn.Module:
+    return Distilled()
+
+
+class Bank(nn.Module):
+    """Compares with the rows of earlier batches, which it keeps in a buffer that goes round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("queue", torch.randn(12, 8))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        likeness = self.linear(x) @ self.queue.clone().t()
+        rows = (torch.arange(x.shape[0]) + int(self.place)) % 12
+        self.queue[rows] = x.detach()
+        self.place[0] = (int(self.place) + x.shape[0]) % 12
+        return likeness
+
+
+@case(vector_batch, square_loss, whole=("2",))
+def memory_bank() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), Bank(), nn.Linear(12, 8))
+
+
+class CheckpointedNorm(nn.Module):
+    """Batch norms in blocks that the model itself recomputes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh()) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+        return self.last(x)
+
+
+@case(_two_rows, square_loss)
+def checkpointed_norm() -> nn.Module:
+    return CheckpointedNorm()
+
+
+# ---------------------------------------------------------------------------- random numbers, odd tensors and outputs
+
+
+class Noisy(nn.Module):
+    """Adds noise, and leaves a block out for some rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            kept = (torch.rand(x.shape[0], 1) < 0.8).float() / 0.8
+            x = x + kept * torch.tanh(block(x + 0.1 * torch.randn_like(x)))
+        return x
+
+
+@case(vector_batch, square_loss)
+def noise() -> nn.Module:
+    return Noisy()
+
+
+class LayerDrop(nn.Module):
+    """Leaves blocks out by Python's own random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            if random.random() < 0.5:
+                x = x + torch.tanh(block(x))
+        return x
+
+
+@case(vector_batch, square_loss, refused="models.py:")
+def layer_drop() -> nn.Module:
+    return LayerDrop()
+
+
+@case(vector_batch, square_loss)
+def complex_parameters() -> nn.Module:
+    return nn.Sequential(*[m for _ in range(3) for m in (Spectrum(), nn.Linear(8, 8))])
+
+
+class Spectrum(nn.Module):
+    """Filters by complex weights in the frequencies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(5, dtype=torch.cfloat))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=8)
+
+
+class SparseEmbedding(nn.Module):
+    """An embedding with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, 16, sparse=True), nn.Linear(16, VOCABULARY)
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(input_ids)
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return self.head(x)
+
+
+@case(token_batch, token_loss)
+def sparse_embedding() -> nn.Module:
+    return SparseEmbedding()
+
+
+class Unused(nn.Module):
+    """A nested output, of which the loss reads a part: heads and hidden states that nobody needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.extra = nn.Linear(8, 3)
+
+    def forward(self, *, x: torch.Tensor, scale: float) -> dict[str, Any]:
+        hidden = []
+        for block in self.blocks:
+            x = torch.tanh(block(x)) * scale
+            hidden.append({"mean": x.mean(), "x": (x, None)})
+        return {"extra": self.extra(hidden[0]["x"][0]), "hidden": hidden, "size": 2 * x.shape[0], "x": [x]}
+
+
+def _unused_batch(n: int) -> tuple[Inputs, Any]:
+    return {"x": torch.randn(n, 8), "scale": 1.5}, torch.randn(n, 8)
+
+
+def _unused_loss(output: dict[str, Any], target: torch.Tensor) -> torch.Tensor:
+    assert output["size"] == 2 * target.shape[0]
+    return F.mse_loss(output["x"][0], target) + output["hidden"][1]["mean"].square()
+
+
+@case(_unused_batch, _unused_loss)
+def unused_outputs() -> nn.Module:
+    return Unused()
+
+
+class FarParameter(nn.Module):
+    """A parameter of the model's own that its first and its last block use, and a stack that each takes a row of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.rows = nn.Parameter(torch.randn(8)), nn.Parameter(torch.randn(4, 8))
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.scale
+        for n, block in enumerate(self.blocks):
+            x = torch.tanh(block(x)) + self.rows[n]
+        return x * self.scale
+
+
+@case(vector_batch, square_loss)
+def far_parameter() -> nn.Module:
+    return FarParameter()
+
+
+class InnerLoss(nn.Module):
+    """Returns its loss, and numbers to be logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        loss = F.mse_loss(x, y)
+        return loss, {"loss": loss.detach(), "rows": x.shape[0]}
+
+
+def _inner_loss_batch(n: int) -> tuple[Inputs, Any]:
+    return (torch.randn(n, 8), torch.randn(n, 8)), None
+
+
+def _first_output(output: tuple[torch.Tensor, Any], target: Any) -> torch.Tensor:
+    return output[0]
+
+
+@case(_inner_loss_batch, _first_output)
+def inner_loss() -> nn.Module:
+    return InnerLoss()
+
+
+class Strided(nn.Module):
+    """Transposed, expanded and sliced values across its blocks, and a slice that is changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.split, self.last = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(nn.Linear(size, size) for size in (LENGTH, 8, LENGTH, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, x, last = self.split(x).chunk(3, -1)
+        skip = first[:, ::2, :1].expand(-1, -1, 8)
+        for block in self.blocks:
+            x = torch.tanh(block(x.transpose(1, 2) if block.in_features != x.shape[-1] else x))
+        x = x + last.flip(-1)
+        x[:, ::2] += skip
+        return self.last(x.unflatten(1, (2, -1)).permute(0, 2, 1, 3).flatten(1, 2))
+
+
+@case(sequence_batch, square_loss)
+def strided() -> nn.Module:
+    return Strided()

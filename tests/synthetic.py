@@ -128,9 +128,12 @@ def stage(
 
 
 def random_schedule(
-    rng: random.Random, *, ranks: int, stages: int, micro_batches: int, in_order: bool = False
+    rng: random.Random, *, ranks: int, stages: int, micro_batches: int, in_order: bool = False, in_turn: bool = False
 ) -> Schedule:
-    """Any valid table: free placement, each backward whole or split, the last stage in micro-batch order."""
+    """Any valid table: free placement, each backward whole or split, the last stage in micro-batch order.
+
+    ``in_order``: stage s of the first ones on rank s. ``in_turn``: all stages run their forwards in micro-batch order.
+    """
     placement = [*range(ranks), *(rng.randrange(ranks) for _ in range(stages - ranks))]
     if not in_order:
         rng.shuffle(placement)
@@ -144,19 +147,21 @@ def random_schedule(
     rows: list[list[Action]] = [[] for _ in range(ranks)]
     done: set[Action] = set()
     while waiting:
-        action = rng.choice(sorted(a for a in waiting if _ready(a, done, stages)))
+        action = rng.choice(sorted(a for a in waiting if _ready(a, done, stages, in_turn)))
         waiting.remove(action)
         done.add(action)
         rows[placement[action.stage]].append(action)
     return Schedule("random", tuple(placement), tuple(map(tuple, rows)))
 
 
-def _ready(action: Action, done: set[Action], stages: int) -> bool:
+def _ready(action: Action, done: set[Action], stages: int, in_turn: bool) -> bool:
     stage, op, batch = action
     if op is Op.W:
         return Action(stage, Op.I, batch) in done
     if op is Op.F:
-        in_turn = stage < stages - 1 or batch == 0 or Action(stage, Op.F, batch - 1) in done
-        return in_turn and (stage == 0 or Action(stage - 1, Op.F, batch) in done)
+        free = batch == 0 or not (in_turn or stage == stages - 1)
+        return (free or Action(stage, Op.F, batch - 1) in done) and (
+            stage == 0 or Action(stage - 1, Op.F, batch) in done
+        )
     later = {Action(stage + 1, Op.B, batch), Action(stage + 1, Op.I, batch)}
     return Action(stage, Op.F, batch) in done and (stage == stages - 1 or bool(later & done))

@@ -15,9 +15,12 @@ import torch
 from autopipe.core.schedule import Action, Op, Schedule
 from autopipe.core.validation import sequence
 from autopipe.runtime.capture import Captured
-from autopipe.runtime.stages import StageModule
+from autopipe.runtime.capture.restoring import same_attributes
+from autopipe.runtime.draws import same_draws
+from autopipe.runtime.in_turn import check_in_turn
+from autopipe.runtime.stages import StageModule, build_stages
 from tests.models import Case
-from tests.runtime.chained import backward
+from tests.runtime.chained import assert_same, backward, eager, reference_of, take_steps
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -51,6 +54,26 @@ def tabled(
         else:
             _backward(flights, stages, action, last=schedule.is_last(action.stage))
     return [flights.losses[number].item() for number in range(len(batches))]
+
+
+def assert_trains_by_table(
+    case: Case, captured: Captured, schedule: Schedule, cuts: Sequence[int], *, recompute: Sequence[int] = ()
+) -> None:
+    """Two steps by a table and in eager mode: losses, gradients, parameters and buffers; the model is left changed."""
+    check_in_turn(captured, schedule, cuts)
+    model = captured.model
+    model.zero_grad()
+    reference = reference_of(case, model)
+    stages = build_stages(captured, cuts, recompute=recompute, deferred=schedule.splits_backward)
+    with same_attributes(model):
+        for step in range(2):
+            torch.manual_seed(step)
+            batches = [case.example_batch(captured.micro_batch or 2) for _ in range(schedule.micro_batches)]
+            with same_draws(captured):
+                expected = eager(case, reference, batches)
+                found = tabled(case, captured, stages, schedule, batches)
+            assert_same(captured, reference, found, expected)
+            take_steps(model, reference)
 
 
 def _forward(flights: _Flights, stages: Sequence[StageModule], action: Action, bound: dict[str, torch.Tensor]) -> None:

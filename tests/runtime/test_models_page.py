@@ -12,8 +12,8 @@ HEAD = """# Models that are tested
 
 Each is small, written as its author would write it, and runs with nothing but the three functions of a model file. Its
 stages train with the losses, gradients and buffers of one process: in a chain in one process with random cuts,
-recomputation, deferred weight gradients and micro-batch sizes, and on real ranks with 1F1B and with split backwards
-(tests/runtime/test_stages.py and test_stages_on_ranks.py; `make test-all` runs all of it).
+recomputation, deferred weight gradients and micro-batch sizes, and on 2, 3 and 4 real ranks with 1F1B and with split
+backwards (tests/runtime/test_stages.py and test_zoo_parity.py; `make test-all` runs all of it).
 
 | model | result |
 |---|---|

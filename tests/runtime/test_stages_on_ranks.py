@@ -10,6 +10,8 @@ import torch
 
 from autopipe.core.schedule import Action, Op, Order, Schedule
 from autopipe.runtime.batches import Part, Weighed
+from autopipe.runtime.draws import same_draws
+from autopipe.runtime.parity import dense
 from autopipe.runtime.runner import Runner
 from tests.models import ZOO
 from tests.runtime.chained import captured_case, eager, legal_cuts, reference_of
@@ -80,8 +82,9 @@ def worst_difference(
         torch.manual_seed(step)
         batches = [case.example_batch(rows) for _ in range(MICRO_BATCHES)]
         weighed = [Weighed(target, 1 / MICRO_BATCHES) for _, target in batches]
-        losses = runner.backward([Part(rows, [captured.bind(inputs) for inputs, _ in batches], weighed)])
-        expected = eager(case, reference, batches)
+        with same_draws(captured):
+            losses = runner.backward([Part(rows, [captured.bind(inputs) for inputs, _ in batches], weighed)])
+            expected = eager(case, reference, batches)
         if losses:
             worst = max(worst, (abs(sum(map(float, losses)) - sum(expected)), "loss"))
         worst = max(worst, compared(captured.model, reference, runner))
@@ -96,7 +99,7 @@ def worst_difference(
 def compared(model: Any, reference: Any, runner: Runner) -> tuple[float, str]:
     held = {name for module in runner.modules for name, _ in module.named_parameters()}
     buffers = {name for module in runner.modules for name, _ in module.named_buffers()}
-    named = {name: parameter.grad for name, parameter in reference.named_parameters()}
+    named = {name: None if p.grad is None else dense(p.grad) for name, p in reference.named_parameters()}
     scale = SMALL * max(float(g.abs().max()) for g in named.values() if g is not None)
     worst = (0.0, "")
     for name, parameter in model.named_parameters():
@@ -104,6 +107,7 @@ def compared(model: Any, reference: Any, runner: Runner) -> tuple[float, str]:
         if name not in held or (expected is None and found is None):
             continue
         assert found is not None, f"{name} got no gradient"
+        found = dense(found)
         right = torch.zeros_like(found) if expected is None else expected
         off = float((found - right).abs().max()) / max(float(right.abs().max()), scale)
         worst = max(worst, (off, name))
