@@ -16,6 +16,7 @@ import typer
 
 from autopipe import __version__
 from autopipe.core.errors import AutopipeError, UsageError
+from autopipe.core.joined import is_first
 
 app = typer.Typer(
     name="autopipe",
@@ -356,9 +357,8 @@ def cluster(
     from autopipe.runtime.links import measure_cluster
 
     measured = measure_cluster(devices, threads=threads, progress=_progress)
-    if os.environ.get("RANK", "0") != "0":  # torchrun's other ranks
-        return
-    files.write(measured, output)
+    if is_first():
+        files.write(measured, output)
     if as_json:
         print(files.to_json(measured), end="")
         return
@@ -379,6 +379,8 @@ def main() -> None:
     """The ``autopipe`` command; never returns."""
     debug = "--debug" in sys.argv[1:]
     given = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    if not is_first():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (until the end of the process)
     try:
         code = app(given or ["--help"], prog_name="autopipe", standalone_mode=False)
     except Exception as error:
@@ -413,7 +415,8 @@ def _say(message: str) -> None:
 
 
 def _progress(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    if is_first():
+        print(message, file=sys.stderr, flush=True)
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

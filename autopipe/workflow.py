@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from autopipe.core import files
 from autopipe.core.cluster import Cluster
 from autopipe.core.errors import FileError, UsageError
+from autopipe.core.joined import is_first
 from autopipe.core.paths import relative
 from autopipe.core.plan import FileRef, ModelRef, Plan
 from autopipe.core.profile import Profile, content_digest
@@ -109,9 +110,10 @@ def make_plan(
     )
     made = search(**choices | (given_split(like, profile, ranks, choices.get("schedules")) if like else {}))
     ours = search(**choices) if like else None
-    if given is None:
-        files.write(used, named)
-    made.save(output)
+    if is_first():
+        if given is None:
+            files.write(used, named)
+        made.save(output)
     return Planned(made, profile, used, ours)
 
 
@@ -269,7 +271,8 @@ def run_check(
     from autopipe.runtime.checking import check
 
     result = check(str(path), model=model, timeout_s=timeout_s, progress=progress)
-    files.write(result, files.check_path(path))
+    if is_first():
+        files.write(result, files.check_path(path))
     return plan, result
 
 

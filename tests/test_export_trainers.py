@@ -145,6 +145,7 @@ def test_torchtitan_parses_the_module(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_torchtitan_trains_as_in_one_process():
     pytest.importorskip("torchtitan", reason="torchtitan is not installed")
     done = subprocess.run(
@@ -203,6 +204,7 @@ def test_the_deepspeed_subclass_sets_the_plan_s_bounds(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # its first start compiles an extension for minutes, more on a busy machine
 def test_deepspeed_trains_as_plain_torch(tmp_path):
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
     import torch

@@ -11,6 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
+AS_FAST = 0.25
+"""Devices of one name whose times differ by less than this part are equally fast: busy machines vary as much."""
+
 
 class Mark(Protocol):
     """A moment on a device."""
@@ -110,6 +113,11 @@ def machine_bytes() -> int:
     except OSError:
         return total
     return min(total, int(limit)) if limit.isdecimal() else total
+
+
+def is_as_fast(ratio: float) -> bool:
+    """Whether two devices of one name whose times have this ratio are taken to be equally fast."""
+    return abs(ratio - 1) < AS_FAST
 
 
 def cores() -> int:

@@ -23,7 +23,15 @@ import torch.distributed as dist
 
 from autopipe.core.cluster import Cluster, Device, Link, Pair, Tier
 from autopipe.runtime import launch
-from autopipe.runtime.devices import cores, default_device, describe, memory_bytes, own_device, synchronize
+from autopipe.runtime.devices import (
+    cores,
+    default_device,
+    describe,
+    is_as_fast,
+    memory_bytes,
+    own_device,
+    synchronize,
+)
 from autopipe.runtime.emulated import runtime_costs
 
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
@@ -31,8 +39,6 @@ REPEATS = 15
 TIMEOUT_S = 120.0
 DIFFERENT = 2.0
 """A pair whose bandwidth is this many times off its tier's median is listed apart."""
-AS_FAST = 0.25
-"""Devices of one name whose speeds differ by less than this part are equally fast: busy machines vary as much."""
 KERNEL = {"cpu": (256, 40), "cuda": (4096, 40)}
 """The side of the matrices that are multiplied to compare devices, and how often."""
 MOST_PAIRS = 28
@@ -122,7 +128,7 @@ def _devices(found: Sequence[Found], count: int) -> tuple[Device, ...]:
 def _speed(each: Found, first: Found) -> float:
     """The speed relative to rank 0's device, in two digits."""
     ratio = first.kernel_s / each.kernel_s
-    same = each.device == first.device and abs(ratio - 1) < AS_FAST
+    same = each.device == first.device and is_as_fast(ratio)
     return 1.0 if same else float(f"{ratio:.2g}")
 
 

@@ -42,6 +42,8 @@ MIN_ROUNDS = 5
 MAX_ROUNDS = 40
 SMALL_ERROR = 0.005
 """Rotations end when the median of the whole model's time is known to this part of itself."""
+TOLD_S = 10.0
+"""How often the user is told how far it is."""
 
 
 _PIECE = 0.05
@@ -196,10 +198,12 @@ def measure(timer: LayerTimer, sizes: Sequence[int], budget_s: float, device: to
 
     After the first rounds the budget goes to the sizes whose medians are not known well enough yet.
     """
-    begun, done, spent = time.monotonic(), 0, 0.0
+    begun, done, spent, told = time.monotonic(), 0, 0.0, -TOLD_S
     while sizes:
-        left = f"{spent:.0f} s, at most {max(0.0, budget_s - spent):.0f} s left"
-        launch.beat.phase(f"layers timed {done} times at micro-batch {', '.join(map(str, sizes))} in {left}")
+        if spent - told >= TOLD_S:
+            told, left = spent, f"{spent:.0f} s, at most {max(0.0, budget_s - spent):.0f} s left"
+            launch.beat.phase(f"layers timed {done} times at micro-batch {', '.join(map(str, sizes))} in {left}")
+        launch.beat("the timing of layers")
         timer.rotate(sizes)
         done += 1
         spent = time.monotonic() - begun

@@ -20,7 +20,7 @@ from autopipe.core.profile import OPTIMIZER_STATE, CostTable, LayerCost, Profile
 from autopipe.runtime import launch, watching
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.curves import first_sizes, interpolated, straight
-from autopipe.runtime.devices import cores, default_device, describe, own_device
+from autopipe.runtime.devices import cores, default_device, describe, is_as_fast, own_device
 from autopipe.runtime.emulated import runtime_costs
 from autopipe.runtime.measure import LayerTimer, Samples, all_agree, jitter_of, measure, pooled, spread, stage_price_s
 from autopipe.runtime.reduction import find_reduction
@@ -49,8 +49,9 @@ def profile(
 
     ``model`` is a model file (``model.py`` or ``model.py:NAME``), or a module with ``batch`` = (inputs, target) and
     ``loss_fn``. As many ranks as there are devices, on a CPU at most as many as its cores carry, time their layers at
-    once. The profile is saved to ``save``, by default beside the model file or else in the user's cache, and read
-    from there while model, shapes, dtype, torch and device are the same; micro-batch sizes that it lacks are added.
+    once; what ranks measure that are much slower or faster than rank 0 is left out. The profile is saved to ``save``,
+    by default beside the model file or else in the user's cache, and read from there while model, shapes, dtype, torch
+    and device are the same; micro-batch sizes that it lacks are added.
     Raises ModelError or CaptureError for a model that cannot be measured.
     """
     source = _source(model, batch, loss_fn)
@@ -79,7 +80,8 @@ def profile(
         progress=progress,
     )
     gap_s = statistics.fmean([part.gap_s for part in ranks][:2])
-    samples = {size: pooled([part.samples[size] for part in ranks]) for size in ranks[0].samples}
+    like_first = [part for part in ranks if is_as_fast(part.total_s / ranks[0].total_s)]
+    samples = {size: pooled([part.samples[size] for part in like_first]) for size in ranks[0].samples}
     too_large = tuple(sorted({*known.out_of_memory, *ranks[0].too_large}))
     measured = dataclasses.replace(with_costs(known, samples, gap_s), out_of_memory=too_large)
     if path is not None:
@@ -182,6 +184,11 @@ class RankSamples:
     samples: dict[int, Samples]
     too_large: tuple[int, ...]
     gap_s: float
+
+    @property
+    def total_s(self) -> float:
+        """The median seconds of all that was run, all sizes together."""
+        return sum(statistics.median(each.totals()) for each in self.samples.values() if each.units)
 
 
 def measure_rank(

@@ -1,13 +1,9 @@
-"""What is made of measured links and devices; and two network namespaces as two hosts, where root may make them."""
+"""What is made of measured links and devices."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
-import uuid
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +12,6 @@ from autopipe.core.cluster import Cluster, Device, Link, Pair, Tier
 from autopipe.runtime.links import MOST_PAIRS, Found, cluster_of, measured_pairs
 
 NEAR, FAR = Link(1e-4, 2e9, 1e-3), Link(2e-3, 1e8, 1e-3)
-ROOT = Path(__file__).parents[2]
 
 
 def found(host: str = "a", device: str = "cpu", kernel_s: float = 1.0, links=None, memory: int = 2**30) -> Found:
@@ -69,65 +64,6 @@ def test_few_ranks_are_measured_in_all_pairs_and_many_at_least_between_neighbour
     many = measured_pairs(40)
     assert many[:39] == [(rank, rank + 1) for rank in range(39)]
     assert len(measured_pairs(20)) == MOST_PAIRS
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
-
-
-@pytest.fixture
-def namespaces():
-    """Two network namespaces joined by a link of 200 Mbit/s, each with address 10.99.0.N on ``v``."""
-    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
-        pytest.skip("network namespaces need root, ip and tc")
-    names = [f"autopipe{uuid.uuid4().hex[:6]}" for _ in range(2)]
-    try:
-        try:
-            for name in names:
-                _ip("netns", "add", name)
-            _ip("link", "add", "v", "netns", names[0], "type", "veth", "peer", "name", "v", "netns", names[1])
-            for number, name in enumerate(names, 1):
-                _ip("-n", name, "addr", "add", f"10.99.0.{number}/24", "dev", "v")
-                _ip("-n", name, "link", "set", "v", "up")
-                _ip("-n", name, "link", "set", "lo", "up")
-                shape = ["tc", "qdisc", "add", "dev", "v", "root", "tbf"]
-                limits = ["rate", "200mbit", "burst", "256kb", "latency", "50ms"]
-                subprocess.run(["ip", "netns", "exec", name, *shape, *limits], check=True, capture_output=True)
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"network namespaces are not allowed here: {error.stderr.decode().strip()}")
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_two_namespaces_are_two_hosts_with_the_shaper_s_bandwidth(namespaces, tmp_path):
-    """Started as torchrun starts ranks on two hosts; rank 0 alone writes the file."""
-    ranks = []
-    for rank, name in enumerate(namespaces):
-        world = {
-            "RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": "10.99.0.1",
-            "MASTER_PORT": "29577",
-            "TORCHELASTIC_RUN_ID": "test",
-            "GLOO_SOCKET_IFNAME": "v",
-            "PYTHONPATH": str(ROOT),
-        }
-        output = tmp_path / f"cluster-{rank}.json"
-        command = [sys.executable, "-m", "autopipe", "cluster", "-o", str(output)]
-        line = ["ip", "netns", "exec", name, *command]
-        ranks.append(subprocess.Popen(line, env=os.environ | world, stderr=subprocess.PIPE, stdout=subprocess.PIPE))
-    told = [rank.communicate(timeout=500) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], told
-    assert not (tmp_path / "cluster-1.json").exists()
-    made = files.read(tmp_path / "cluster-0.json", Cluster)
-    assert (made.name, len(made), made.tiers[0].name) == ("2 hosts", 2, "network")
-    assert made.link(0, 1).bytes_per_s == pytest.approx(200e6 / 8, rel=0.1)
 
 
 @pytest.mark.slow

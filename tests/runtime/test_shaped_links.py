@@ -1,0 +1,167 @@
+"""Two network namespaces as two hosts with a shaped link between them, where root may make them.
+
+The link is measured, a plan follows it, and what the plan promises is measured over the same link.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autopipe.core import files
+from autopipe.core.cluster import Cluster
+from autopipe.core.result import CheckResult
+
+ROOT = Path(__file__).parents[2]
+SLOW_BITS_S = 50_000_000
+MODEL = """
+import torch
+from torch import nn
+
+WIDE, NARROW = 768, 16
+
+
+class Block(nn.Module):
+    def __init__(self, into=WIDE, out=WIDE):
+        super().__init__()
+        self.widen = nn.Identity() if into == WIDE else nn.Linear(into, WIDE)
+        self.body = nn.Linear(WIDE, WIDE)
+        self.narrow = nn.Identity() if out == WIDE else nn.Linear(WIDE, out)
+
+    def forward(self, x):
+        return self.narrow(torch.tanh(self.body(self.widen(x))))
+
+
+def build_model():
+    widths = [(WIDE, WIDE)] * 5 + [(WIDE, NARROW), (NARROW, WIDE), (WIDE, WIDE)]
+    return nn.Sequential(*(Block(*each) for each in widths))
+
+
+def example_batch(batch_size):
+    seed = torch.Generator().manual_seed(0)
+    return (torch.randn(batch_size, WIDE, generator=seed),), torch.randn(batch_size, WIDE, generator=seed)
+
+
+def loss_fn(output, target):
+    return ((output - target) ** 2).mean()
+"""
+"""Eight blocks that take equally long; what crosses is wide everywhere but behind the sixth."""
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[str]]:
+    """The names of two network namespaces with a link between them, each with address 10.99.0.N on ``v``."""
+    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
+        pytest.skip("network namespaces need root, ip and tc")
+    names = [f"autopipe{uuid.uuid4().hex[:6]}" for _ in range(2)]
+    try:
+        try:
+            for name in names:
+                _ip("netns", "add", name)
+            _ip("link", "add", "v", "netns", names[0], "type", "veth", "peer", "name", "v", "netns", names[1])
+            for number, name in enumerate(names, 1):
+                _ip("-n", name, "addr", "add", f"10.99.0.{number}/24", "dev", "v")
+                _ip("-n", name, "link", "set", "v", "up")
+                _ip("-n", name, "link", "set", "lo", "up")
+            shape(names, SLOW_BITS_S)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces are not allowed here: {error.stderr.decode().strip()}")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def shape(hosts: list[str], bits_s: int) -> None:
+    """Let so many bits through each end in a second."""
+    for name in hosts:
+        limits = ["rate", f"{bits_s}bit", "burst", "256kb", "latency", "50ms"]
+        shaper = ["tc", "qdisc", "replace", "dev", "v", "root", "tbf", *limits]
+        subprocess.run(["ip", "netns", "exec", name, *shaper], check=True, capture_output=True)
+
+
+def on_both(hosts: list[str], folder: Path, *command: str) -> list[str]:
+    """What a command prints on each host, started as torchrun starts ranks on two hosts."""
+    ranks = []
+    for rank, name in enumerate(hosts):
+        world = {
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "10.99.0.1",
+            "MASTER_PORT": "29577",
+            "TORCHELASTIC_RUN_ID": "test",
+            "GLOO_SOCKET_IFNAME": "v",
+        }
+        line = ["ip", "netns", "exec", name, sys.executable, "-m", "autopipe", *command]
+        ranks.append(
+            subprocess.Popen(
+                line,
+                cwd=folder,
+                env=os.environ | {"PYTHONPATH": str(ROOT)} | world,
+                stderr=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+    told = [rank.communicate(timeout=500) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], told
+    return [out for out, _ in told]
+
+
+def alone(folder: Path, *command: str) -> None:
+    """A command on this host; it must end well."""
+    line = [sys.executable, "-m", "autopipe", *command]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("bits_s", [200_000_000, SLOW_BITS_S])
+def test_two_namespaces_are_two_hosts_with_the_shaper_s_bandwidth(hosts, tmp_path, bits_s):
+    """Rank 0 alone prints and writes."""
+    shape(hosts, bits_s)
+    first, second = on_both(hosts, tmp_path, "cluster")
+    assert "2 hosts" in first
+    assert second == ""
+    made = files.read(tmp_path / "cluster.json", Cluster)
+    assert (made.name, len(made), made.tiers[0].name) == ("2 hosts", 2, "network")
+    assert made.link(0, 1).bytes_per_s == pytest.approx(bits_s / 8, rel=0.1)
+
+
+def test_a_slow_link_moves_the_cut_to_the_narrow_activation(hosts, tmp_path):
+    """Of the plan for a fast link and the one for a slow link each is the faster one over its own."""
+    (tmp_path / "model.py").write_text(MODEL)
+    links = {"fast": 4_000_000_000, "slow": SLOW_BITS_S}
+    plans, steps = {}, {}
+    for link, bits_s in links.items():
+        shape(hosts, bits_s)
+        on_both(hosts, tmp_path, "cluster", "-o", f"{link}.cluster.json")
+        asked = ["--global-batch", "1536", "--micro-batch", "256", "--depth", "2", "--schedule", "1F1B"]
+        alone(tmp_path, "plan", "model.py", "--cluster", f"{link}.cluster.json", *asked, "-o", f"{link}.json")
+        plans[link] = files.load(tmp_path / f"{link}.json")
+    assert [len(stage.layers) for stage in plans["fast"].stages] == [4, 4]
+    assert [len(stage.layers) for stage in plans["slow"].stages] == [6, 2]
+    for link, bits_s in links.items():
+        shape(hosts, bits_s)
+        for plan in plans:
+            on_both(hosts, tmp_path, "check", f"{plan}.json")
+            result = files.read(tmp_path / f"{plan}.check.json", CheckResult)
+            assert result.parity.passed
+            steps[link, plan] = result.measured.step_s
+    print({pair: f"{step_s:.3f} s" for pair, step_s in steps.items()})
+    assert steps["fast", "fast"] < steps["fast", "slow"]
+    assert steps["slow", "slow"] < steps["slow", "fast"]
