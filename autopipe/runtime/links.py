@@ -32,15 +32,17 @@ from autopipe.runtime.devices import (
     own_device,
     synchronize,
 )
-from autopipe.runtime.emulated import runtime_costs
+from autopipe.runtime.emulated import MESSAGE_NUMBERS, NUMBER_BYTES, runtime_costs
 
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 REPEATS = 15
 TIMEOUT_S = 120.0
 DIFFERENT = 2.0
 """A pair whose bandwidth is this many times off its tier's median is listed apart."""
-KERNEL = {"cpu": (256, 40), "cuda": (4096, 40)}
+KERNEL = {"cpu": (256, 400), "cuda": (4096, 40)}
 """The side of the matrices that are multiplied to compare devices, and how often."""
+AT_ONCE_S = 1e-3
+"""A message that a link carries in this time counts as one that takes none."""
 MOST_PAIRS = 28
 """So many pairs of a tier are measured, those of neighbours first."""
 
@@ -146,12 +148,20 @@ def measure_rank(kind: str, threads: int) -> Found:
         if link is not None:
             found[first, second] = link
     launch.beat.phase("measuring what late receives cost")
-    pair = dist.new_group([0, 1])
-    late = torch.tensor([runtime_costs(device, pair)[1] if dist.get_rank() < 2 else 0.0], device=device)
+    late = torch.tensor([_late_s(found.get((0, 1)), device)], device=device)
     dist.broadcast(late, 0)
     links = {ranks: replace(link, late_s=float(late)) for ranks, link in found.items()}
     memory = memory_bytes(kind, int(os.environ["LOCAL_WORLD_SIZE"]))
     return Found(_host(), describe(kind, threads), memory, kernel, links)
+
+
+def _late_s(link: Link | None, device: torch.device) -> float:
+    """What a late receive waits between ranks 0 and 1, of a message that the link, known to rank 0, carries at once."""
+    pair, numbers = dist.new_group([0, 1]), torch.tensor([MESSAGE_NUMBERS], device=device)
+    if link is not None:
+        numbers.clamp_(max=max(1, int(link.bytes_per_s * AT_ONCE_S / NUMBER_BYTES)))
+    dist.broadcast(numbers, 0)
+    return runtime_costs(device, pair, int(numbers))[1] if dist.get_rank() < 2 else 0.0
 
 
 def _host() -> str:

@@ -28,7 +28,7 @@ from autopipe.core.stage import StageCost
 from autopipe.core.timeline import Span, Timeline
 from autopipe.runtime import launch
 from autopipe.runtime.devices import machine_bytes
-from autopipe.runtime.emulated import EmulatedStage
+from autopipe.runtime.emulated import NUMBER_BYTES, EmulatedStage
 from autopipe.runtime.host import sleep_until, wake_exactly
 from autopipe.runtime.measure import spread
 from autopipe.runtime.torch_ir import TorchRuntime
@@ -40,7 +40,6 @@ STEPS, WARM_STEPS = 5, 1
 CALIBRATION_STEPS = 3
 EVEN = (0.01, 0.02)
 """Forward and backward seconds of the pipeline that the machine's own costs are read off."""
-NUMBER_BYTES = 8
 
 
 class Costs(NamedTuple):
