@@ -44,7 +44,7 @@ def variations(plan: Plan, profile: Profile, cluster: Cluster) -> tuple[Variatio
     batch, limit = plan.global_batch, format_bytes(2 * max(plan.memory_limit_bytes))
     asked = {"nothing else asked for": (used, batch)}
     if used.tiers:  # of a single device nothing says what a link would cost
-        asked[f"device number {len(used) + 1}"] = (_one_more(used, cluster), batch)
+        asked[f"one more device ({len(used) + 1})"] = (_one_more(used, cluster), batch)
     asked |= {
         "twice the bandwidth": (_faster(used), batch),
         f"twice the memory ({limit} usable)": (_roomier(used), batch),

@@ -37,7 +37,7 @@ def test_the_plan_s_own_question_gives_the_plan():
 @pytest.mark.parametrize(
     ("what", "changed", "batch"),
     [
-        ("device number 3", cluster(3, memory_bytes=GIB, link=SLOW), 16),
+        ("one more device (3)", cluster(3, memory_bytes=GIB, link=SLOW), 16),
         ("twice the bandwidth", cluster(2, memory_bytes=GIB, link=Link(1e-3, 2e8)), 16),
         ("twice the memory (2.00 GiB usable)", cluster(2, memory_bytes=2 * GIB, link=SLOW), 16),
         ("a global batch of 32", TWO, 32),
@@ -54,7 +54,7 @@ def test_a_device_that_the_cluster_has_is_the_next_one():
     uneven = cluster(3, memory_bytes=GIB, link=SLOW, speeds=(1.0, 1.0, 0.25))
     plan = autopipe.plan(MODEL, uneven, global_batch=16, devices=2, headroom=0.0)
     expected = autopipe.plan(MODEL, uneven, global_batch=16, headroom=0.0)
-    assert by_name(plan, uneven)["device number 3"].predicted == expected.predicted
+    assert by_name(plan, uneven)["one more device (3)"].predicted == expected.predicted
 
 
 def test_the_limits_are_those_of_the_plan_headroom_and_all():
@@ -68,8 +68,8 @@ def test_the_paragraph_holds_the_numbers():
     plan = planned()
     text = explanation(plan, MODEL, TWO)
     assert text.startswith(f"The step of {format_duration(plan.predicted.step_s)} is limited by {plan.limited_by};")
-    third = by_name(plan)["device number 3"]
-    assert f"With device number 3 a step takes {format_duration(third.predicted.step_s)} (" in text
+    third = by_name(plan)["one more device (3)"]
+    assert f"With one more device (3) a step takes {format_duration(third.predicted.step_s)} (" in text
     assert "\n" not in text
 
 

@@ -155,7 +155,9 @@ class LayerTimer:
             for each in (self._chain, self._deferred, self._single):
                 each.run(inputs, target)
             self.samples[size].bytes = unit_bytes(self._chain, self._deferred, inputs, target)
-        except torch.OutOfMemoryError:
+        except Exception as error:
+            if not _lacked_memory(error):
+                raise
             return False
         return True
 
@@ -193,6 +195,13 @@ class LayerTimer:
         return clock.seconds(start, end)
 
 
+def _lacked_memory(error: BaseException) -> bool:
+    """Whether an error, or what it came from, is a lack of memory."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+
 def measure(timer: LayerTimer, sizes: Sequence[int], budget_s: float, device: torch.device) -> None:
     """Rotate in step with the other ranks until the medians are known well enough or the budget ends.
 
@@ -201,8 +210,8 @@ def measure(timer: LayerTimer, sizes: Sequence[int], budget_s: float, device: to
     begun, done, spent, told = time.monotonic(), 0, 0.0, -TOLD_S
     while sizes:
         if spent - told >= TOLD_S:
-            told, left = spent, f"{spent:.0f} s, at most {max(0.0, budget_s - spent):.0f} s left"
-            launch.beat.phase(f"layers timed {done} times at micro-batch {', '.join(map(str, sizes))} in {left}")
+            told, what = spent, f"timing layers at micro-batch {', '.join(map(str, sizes))}"
+            launch.beat.phase(f"{what}: round {done + 1}, at most {max(0.0, budget_s - spent):.0f} s left")
         launch.beat("the timing of layers")
         timer.rotate(sizes)
         done += 1

@@ -17,7 +17,7 @@ from autopipe.runtime.devices import Clock, Mark, synchronize
 class Recorder:
     """Marks the begin and end of every compute action by wrapping a stage's three methods.
 
-    The loss belongs to the last stage's forward: its caller ends that span again (``extend``).
+    The loss belongs to the last stage's forward (``loss``).
     """
 
     def __init__(self, rank: int, device: torch.device) -> None:
@@ -58,11 +58,15 @@ class Recorder:
         function()
         self._marks.append((action, start, self.clock.mark()))
 
-    def extend(self) -> None:
-        """The action before has gone on until now."""
+    def loss(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Compute the loss, as a part of the action before."""
+        launch.beat("the loss")
+        value = function()
         if self._marks:
             action, start, _ = self._marks[-1]
             self._marks[-1] = (action, start, self.clock.mark())
+            launch.beat(f"a wait after {action}", waiting=True)
+        return value
 
     def restart(self) -> None:
         """Forget what was recorded; now is the moment 0."""

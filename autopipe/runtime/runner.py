@@ -133,9 +133,7 @@ class Runner:
         return loss * (weighed.share or 1.0)
 
     def _recorded_loss(self, outputs: Any, target: Any) -> torch.Tensor:
-        loss = self._weighed_loss(outputs, target)
-        self.recorder.extend()
-        return loss
+        return self.recorder.loss(lambda: self._weighed_loss(outputs, target))
 
     def split(self, inputs: Inputs, target: Any) -> list[Part]:
         """This replica's micro-batches of a batch. Raises UsageError for a size that the plan does not take."""

@@ -208,39 +208,55 @@ def _opened(place: Path, asked: dict[str, Any]) -> list[Trial]:
 def _profiled(
     source: str, sizes: Sequence[int], trials: list[Trial], place: Path, deadline: float, **options: Any
 ) -> tuple[Profile, Path]:
-    """The profile of the micro-batch sizes that can be measured; of those that cannot, a row among the trials.
+    """The profile of the micro-batch sizes that can be measured; of those that cannot, a row among the trials."""
+    from autopipe.runtime import launch
+
+    known = {trial.name for trial in trials if trial.why == PROFILED}
+    left = [size for size in sorted(sizes) if _size_name(size) not in known]
+
+    def failed(size: int, status: str, reason: str) -> None:
+        trials.append(Trial(_size_name(size), PROFILED, status, reason=reason))
+        write_trials(place / "trials.csv", trials)
+        options["progress"](f"trial {len(trials):<2} {_size_name(size)}: {status}, {reason}")
+
+    try:
+        with launch.until(deadline):
+            made, saved = make_profile(source, micro_batches=left, output=None, **options)
+    except AutopipeError as error:
+        if len(left) < 2 or time.monotonic() >= deadline:
+            raise
+        options["progress"](f"profiling failed, now one micro-batch size after another: {str(error).splitlines()[0]}")
+        made, saved = _one_by_one(source, left, deadline, failed, **options)
+    for size in sorted({*left} & {*made.out_of_memory}):
+        failed(size, MEMORY, "while its layers were timed")
+    return made, saved
+
+
+def _one_by_one(
+    source: str, sizes: Sequence[int], deadline: float, failed: Callable[[int, str, str], None], **options: Any
+) -> tuple[Profile, Path]:
+    """The same where one of the sizes ends the others' measurement too.
 
     What is larger than a size that ran out of memory is not measured.
     """
     from autopipe.runtime import launch
 
-    known = {trial.name for trial in trials if trial.why == PROFILED}
-    left = [size for size in sorted(sizes) if _size_name(size) not in known]
-    try:
-        with launch.until(deadline):
-            return make_profile(source, micro_batches=left, output=None, **options)
-    except AutopipeError as error:
-        if len(left) < 2 or time.monotonic() >= deadline:
-            raise
-        options["progress"](f"profiling failed, now one micro-batch size after another: {str(error).splitlines()[0]}")
-    made, failed = None, None
-    for size in left:
+    options["budget_s"] /= len(sizes)
+    made, last = None, None
+    for size in sizes:
         try:
-            if failed and status_of(failed) == MEMORY:
-                raise failed
+            if last and status_of(last) == MEMORY:
+                raise last
             with launch.until(deadline):
                 made = make_profile(source, micro_batches=[size], output=None, **options)
         except AutopipeError as error:
             if time.monotonic() >= deadline:
                 raise
-            failed = error
-            row = Trial(_size_name(size), PROFILED, status_of(error), reason=str(error).splitlines()[0])
-            trials.append(row)
-            write_trials(place / "trials.csv", trials)
-            options["progress"](f"trial {len(trials):<2} {row.name}: {row.status}, {row.reason}")
+            last = error
+            failed(size, status_of(error), str(error).splitlines()[0])
     if made is None:
-        assert failed is not None
-        raise failed
+        assert last is not None
+        raise last
     return made
 
 

@@ -107,7 +107,7 @@ class Tuning:
             if time.monotonic() >= self.deadline:  # not the plan's fault: a later run may try it again
                 self.say(f"stopped: the time was over during {candidate.name}")
                 return False
-            row = replace(row, status=status_of(error), reason=str(error).splitlines()[0])
+            row = replace(row, status=status_of(error), reason=_reason(error))
         self.trials.append(replace(row, took_s=time.monotonic() - begun))
         write_trials(self.folder / "trials.csv", self.trials)
         self.say(_line(number, self.trials[-1], self.best, self.deadline - time.monotonic()))
@@ -135,6 +135,11 @@ def fastest(trials: list[Trial], why: str | None = None) -> Trial | None:
     """The fastest trial of those that ran, made for a reason where one is given."""
     ran = [trial for trial in trials if trial.status == OK and why in (None, trial.why)]
     return min(ran, key=lambda trial: trial.step_s, default=None)
+
+
+def _reason(error: AutopipeError) -> str:
+    """What went wrong, without what to do about it: a later trial does better, or none does."""
+    return str(error).splitlines()[0].partition("; all ranks were ended")[0]
 
 
 def _line(number: int, trial: Trial, best: Trial | None, left_s: float) -> str:

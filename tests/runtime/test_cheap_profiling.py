@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from torch import nn
 from autopipe.core.errors import UsageError
 from autopipe.core.profile import CostTable, LayerCost
 from autopipe.runtime import launch, profiling
-from autopipe.runtime import measure as measuring
 from autopipe.runtime.curves import first_sizes, interpolated, straight
 from autopipe.runtime.measure import Samples, stage_price_s
 from autopipe.runtime.profiling import profile
@@ -89,27 +89,38 @@ def test_equal_layers_of_a_deep_model_get_equal_costs(tmp_path) -> None:
     assert len({(cost.forward_s, cost.held_after_forward_bytes) for cost in blocks}) == 1
 
 
-def test_a_size_that_runs_out_of_memory_is_a_fact_in_the_profile(monkeypatch, tmp_path) -> None:
-    def small(self, size: int) -> bool:
-        if size > 2:
-            return False
-        return fits(self, size)
-
-    fits = measuring.LayerTimer._fits
-    monkeypatch.setattr(measuring.LayerTimer, "_fits", small)
-    seen = []
-
-    def in_process(function, args, **options):
-        seen.append(function)
-        return [function(*args)]
+@pytest.mark.parametrize("lack", [MemoryError, torch.OutOfMemoryError])
+def test_a_size_that_runs_out_of_memory_is_a_fact_in_the_profile(monkeypatch, tmp_path, lack) -> None:
+    def small(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if len(target) > 2:
+            raise lack("no room for more than two")
+        return loss(output, target)
 
     with alone(tmp_path):
-        monkeypatch.setattr(launch, "launch", in_process)
+        monkeypatch.setattr(launch, "launch", lambda function, args, **options: [function(*args)])
         batch = ((torch.randn(4, 8),), torch.randn(4))
-        made = profiling.profile(model(2), batch, loss, micro_batches=(1, 2, 4), budget_s=0.0)
+        made = profiling.profile(model(2), batch, small, micro_batches=(1, 2, 4), budget_s=0.0)
     assert (made.micro_batches, made.out_of_memory) == ((1, 2), (4,))
     with pytest.raises(UsageError, match="micro-batch 4 ran out of memory on"):
         made.at(4)
+
+
+def test_a_rank_that_is_much_slower_is_left_out(monkeypatch, tmp_path) -> None:
+    def two_ranks(function, args, **options):
+        first = function(*args)
+        if not isinstance(first, profiling.RankSamples):
+            return [first]
+        second = copy.deepcopy(first)
+        for samples in second.samples.values():
+            samples.units = {what: [[1e6 * s for s in row] for row in rows] for what, rows in samples.units.items()}
+            samples.single = {what: [1e6 * s for s in row] for what, row in samples.single.items()}
+        return [first, second]
+
+    with alone(tmp_path):
+        monkeypatch.setattr(launch, "launch", two_ranks)
+        batch = ((torch.randn(4, 8),), torch.randn(4))
+        made = profiling.profile(model(2), batch, loss, micro_batches=(2,), budget_s=0.0)
+    assert max(cost.forward_s for cost in made.at(2)) < 1.0
 
 
 @contextlib.contextmanager
