@@ -232,6 +232,7 @@ def _entry(
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     beat = watching.Beat(folder, rank, ranks)
     beat("starting")
+    logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)  # prints tables on an error
     _tell_exits(folder, rank)
     try:
         with process_group(threads, device):
