@@ -17,7 +17,7 @@ from tests.runtime.test_bad_input import left_over
 
 ROOT = Path(__file__).parents[2]
 BUDGET_S = 120
-MODEL = '''
+MODEL = """
 import time
 import traceback
 
@@ -52,7 +52,7 @@ def loss_fn(output, target):
             time.sleep(1)
         output.register_hook(_done)
     return ((output - target) ** 2).mean()
-'''
+"""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
