@@ -80,7 +80,8 @@ def test_it_is_the_best_split_and_no_bound_is_above_it(name: str, seed: int) -> 
     )
     limits = (rng.choice([2**40, 5000]),) * depth
     setting = Setting(profile, cluster(depth, link=Link(rng.choice([0.0, 0.1]), 1e3)), "adamw", limits, {})
-    space = Space(setting, 2 * depth, (depth,), (1,), (1,), (kind(name),), "none")
+    batches = rng.choice([2, 15]) * depth
+    space = Space(setting, batches, (depth,), (1,), (1,), (kind(name),), "none")
     answer = search(space)
     if answer.best is None:
         return
@@ -165,6 +166,15 @@ def test_the_period_of_equal_stages_is_their_work() -> None:
         assert plan.gap == pytest.approx(0.0)
         assert plan.predicted.idle == pytest.approx(0.0)
         assert plan.limited_by.startswith("stage")
+
+
+def test_the_period_is_the_round_trip_of_those_in_flight_where_links_are_slow() -> None:
+    """The first of four stages has four in flight: each is away for all F and B, and six messages."""
+    how = {"global_batch": 8, "depths": [4], "schedules": ["2BW"], "allow_stale": True, "micro_batches": [1]}
+    plan = autopipe.plan(chain([1.0] * 4), cluster(4, link=Link(0.5, 1e18)), **how)
+    assert plan.predicted.step_s == pytest.approx(8 * (4 * 3 + 6 * 0.5) / 4)
+    assert plan.gap == pytest.approx(0.0)
+    assert plan.limited_by == "stage 0, layers.0 alone"
 
 
 def test_a_two_way_plan_wins_where_memory_allows_it() -> None:

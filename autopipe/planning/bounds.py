@@ -92,12 +92,8 @@ def least_ends(tables: Tables, rows: Sequence[Row]) -> Floats:
 
     ``rows`` are those of the stages. It holds for any choice of layers to recompute; infinite where none fits.
     """
-    forward, backward, input_grad, weight_grad = tables.least
-    back = backward
-    if any(row.splits for row in rows):
-        splits = np.array([row.splits for row in rows])[:, None, None]
-        back = np.where(splits, np.minimum(backward, input_grad), backward)
-
+    forward, _, _, weight_grad = tables.least
+    back = _back(tables, rows)
     heads = prefix_sums(_possible(tables, forward + _behind(tables.activations)))
     tails = prefix_sums(_possible(tables, back + _behind(tables.gradients)))
     first = np.arange(1, tables.reach + 1)
@@ -118,12 +114,25 @@ def least_ends(tables: Tables, rows: Sequence[Row]) -> Floats:
     return _possible(tables, head + ends)
 
 
-def least_periods(tables: Tables, rows: Sequence[Row]) -> Floats:
-    """Ticks between two optimizer steps of stage s at the least when it takes a range, a band like the tables.
+def least_periods(tables: Tables, outline: Outline) -> Floats:
+    """Ticks from one update to the next at the least when stage s takes a range, a band like the tables.
 
-    Of an asynchronous schedule, whose ``rows`` count the operations of one update: the stage runs them all, and steps.
+    Of an asynchronous schedule, whose rows count the operations of one update: the stage runs them all, and steps. And
+    each of the micro-batches that it lets be in flight is away for a round trip.
     """
-    return _possible(tables, _times(tables, [row.counts for row in rows]) + tables.optimizer)
+    flights = [max(moment.forwards for moment in moments) for moments in outline.moments]
+    often = outline.micro_batches / np.array(flights)[:, None, None]
+    busy = _times(tables, [row.counts for row in outline.rows]) + tables.optimizer
+    return _possible(tables, np.maximum(busy, often * _trips(tables, _back(tables, outline.rows))))
+
+
+def _back(tables: Tables, rows: Sequence[Row]) -> Floats:
+    """Ticks until a gradient leaves a stage: its I where that runs apart."""
+    _, backward, input_grad, _ = tables.least
+    if not any(row.splits for row in rows):
+        return np.asarray(backward)
+    splits = np.array([row.splits for row in rows])[:, None, None]
+    return np.asarray(np.where(splits, np.minimum(backward, input_grad), backward))
 
 
 def _times(tables: Tables, counts: Sequence[tuple[int, ...]]) -> Floats:

@@ -154,7 +154,9 @@ class Case:
     @cached_property
     def least_ends(self) -> Floats:
         """The earliest end of a step, or the least period, by the range of each stage; see bounds."""
-        return (least_periods if self.outline.asynchronous else least_ends)(self.tables, self.outline.rows)
+        if self.outline.asynchronous:
+            return least_periods(self.tables, self.outline)
+        return least_ends(self.tables, self.outline.rows)
 
     @cached_property
     def quick_bound_s(self) -> float:

@@ -20,7 +20,7 @@ from math import ceil
 from autopipe.core.schedule import Action, Op, Order, Shape, StageTimes, schedule
 
 STEADY = 24
-"""So many micro-batches the steady part of a table has at least: what the period is taken from."""
+"""So many micro-batches, and two updates, the steady part of a table has at least: what the period is taken from."""
 
 
 @schedule("PipeDream", weights="stashed")
@@ -38,7 +38,7 @@ def pipedream_sync(shape: Shape, times: Sequence[StageTimes]) -> Order:
 def one_f_one_b_without_flush(shape: Shape) -> Order:
     """Filling, a steady part, draining: for each rank p − i forwards, then backward and forward in turn."""
     fill = ceil(shape.ranks / shape.micro_batches)
-    updates = 2 * fill + ceil(STEADY / shape.micro_batches)
+    updates = 2 * fill + max(2, ceil(STEADY / shape.micro_batches))
     return tuple(_row(rank, shape.ranks - rank, shape.micro_batches, updates) for rank in range(shape.ranks))
 
 
