@@ -66,6 +66,7 @@ def test_printed_counts_and_percents():
     assert units.format_percent(0.237) == "23.7 %"
     assert units.format_percent(0.0123, sign=True) == "+1.2 %"
     assert units.format_percent(-0.0123, sign=True) == "-1.2 %"
+    assert units.format_percent(-1e-9) == "0.0 %"
     assert units.format_bandwidth(12e9) == "12.0 GB/s"
 
 

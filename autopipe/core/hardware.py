@@ -55,10 +55,21 @@ class Hardware:
 
 
 def _gpu(
-    name: str, memory_gb: int, bandwidth: float, half: float, single: float, double: float, source: str
+    name: str,
+    memory_gb: int,
+    bandwidth: float,
+    half: float,
+    single: float,
+    double: float,
+    source: str,
+    *,
+    bfloat16: bool = True,
 ) -> Hardware:
-    """A GPU: memory in 10⁹ bytes, bandwidth in 10⁹ bytes/s, dense 10¹² FLOP/s for 16-, 32- and 64-bit floats."""
-    flops = {"bfloat16": half, "float16": half, "float32": single, "float64": double}
+    """A GPU: memory in 10⁹ bytes, bandwidth in 10⁹ bytes/s, dense 10¹² FLOP/s for 16-, 32- and 64-bit floats.
+
+    Without ``bfloat16`` its matrix units do not take that, and it runs at float32's rate.
+    """
+    flops = {"bfloat16": half if bfloat16 else single, "float16": half, "float32": single, "float64": double}
     return Hardware(
         name=name,
         flops_per_s={dtype: figure * 1e12 for dtype, figure in flops.items()},
@@ -74,7 +85,7 @@ HARDWARE: dict[str, Hardware] = {
     "h200": _gpu("NVIDIA H200 SXM", 141, 4800, 989.4, 66.9, 66.9, "NVIDIA H200 data sheet, sparse figures halved"),
     "h100": _gpu("NVIDIA H100 SXM", 80, 3350, 989.4, 66.9, 66.9, "NVIDIA H100 data sheet, sparse figures halved"),
     "a100": _gpu("NVIDIA A100 SXM 80GB", 80, 2039, 312, 19.5, 19.5, "NVIDIA A100 80GB data sheet"),
-    "v100": _gpu("NVIDIA V100 SXM2", 16, 900, 125, 15.7, 7.8, "NVIDIA V100 data sheet; bfloat16 runs as float16 would"),
+    "v100": _gpu("NVIDIA V100 SXM2", 16, 900, 125, 15.7, 7.8, "NVIDIA V100 data sheet", bfloat16=False),
     "l4": _gpu("NVIDIA L4", 24, 300, 121, 30.3, 0.49, "NVIDIA L4 data sheet, sparse figures halved"),
     "rtx4090": _gpu("NVIDIA GeForce RTX 4090", 24, 1008, 165.2, 82.6, 1.29, "NVIDIA Ada GPU architecture white paper"),
 }

@@ -87,7 +87,8 @@ def format_bandwidth(bytes_per_s: float) -> str:
 
 
 def format_percent(fraction: float, *, sign: bool = False) -> str:
-    """``0.237`` -> ``23.7 %``; with ``sign`` -> ``+23.7 %``."""
+    """``0.237`` -> ``23.7 %``; with ``sign`` -> ``+23.7 %``. What rounds to nothing is ``0.0 %``, never ``-0.0 %``."""
+    fraction = 0.0 if abs(fraction) < 0.0005 else fraction
     return f"{fraction * 100:{'+' if sign else ''}.1f} %"
 
 
