@@ -97,6 +97,8 @@ def tune(
     request they are gone on with. An interrupt ends the trials and keeps the best. Raises CheckFailed when no plan
     ran, UsageError for a folder of another request.
     """
+    from autopipe.runtime import launch
+
     deadline, say = time.monotonic() + budget_s, progress or (lambda text: None)
     target = Path(output)
     require_folder(target)
@@ -116,19 +118,20 @@ def tune(
         "cluster": content_digest(files.plain(given)) if given else None,
     }
     trials = _opened(place, asked)
-    profile, saved = _profiled(
-        source,
-        sizes,
-        trials,
-        place,
-        deadline,
-        devices=ranks,
-        threads=threads,
-        optimizer=optimizer or "adamw",
-        budget_s=PROFILE_PART * budget_s,
-        progress=say,
-    )
-    used, named = _cluster(source, given, cluster, place, ranks, threads, say)
+    with launch.until(deadline):
+        profile, saved = _profiled(
+            source,
+            sizes,
+            trials,
+            place,
+            deadline,
+            devices=ranks,
+            threads=threads,
+            optimizer=optimizer or "adamw",
+            budget_s=PROFILE_PART * budget_s,
+            progress=say,
+        )
+        used, named = _cluster(source, given, cluster, place, ranks, threads, say)
     measured = [size for size in sizes if size in profile.micro_batches]
     fixed: dict[str, Any] = {
         "global_batch": global_batch,
@@ -209,8 +212,6 @@ def _profiled(
     source: str, sizes: Sequence[int], trials: list[Trial], place: Path, deadline: float, **options: Any
 ) -> tuple[Profile, Path]:
     """The profile of the micro-batch sizes that can be measured; of those that cannot, a row among the trials."""
-    from autopipe.runtime import launch
-
     known = {trial.name for trial in trials if trial.why == PROFILED}
     left = [size for size in sorted(sizes) if _size_name(size) not in known]
 
@@ -220,8 +221,7 @@ def _profiled(
         options["progress"](f"trial {len(trials):<2} {_size_name(size)}: {status}, {reason}")
 
     try:
-        with launch.until(deadline):
-            made, saved = make_profile(source, micro_batches=left, output=None, **options)
+        made, saved = make_profile(source, micro_batches=left, output=None, **options)
     except AutopipeError as error:
         if len(left) < 2 or time.monotonic() >= deadline:
             raise
@@ -239,16 +239,13 @@ def _one_by_one(
 
     What is larger than a size that ran out of memory is not measured.
     """
-    from autopipe.runtime import launch
-
     options["budget_s"] /= len(sizes)
     made, last = None, None
     for size in sizes:
         try:
             if last and status_of(last) == MEMORY:
                 raise last
-            with launch.until(deadline):
-                made = make_profile(source, micro_batches=[size], output=None, **options)
+            made = make_profile(source, micro_batches=[size], output=None, **options)
         except AutopipeError as error:
             if time.monotonic() >= deadline:
                 raise

@@ -155,18 +155,7 @@ def test_a_slow_link_moves_the_cut_to_the_narrow_activation(hosts, tmp_path):
     for link, bits_s in links.items():
         shape(hosts, bits_s)
         on_both(hosts, tmp_path, "cluster", "-o", f"{link}.cluster.json")
-        asked = [
-            "--global-batch",
-            "768",
-            "--micro-batch",
-            "128",
-            "--depth",
-            "2",
-            "--schedule",
-            "1F1B",
-            "--budget",
-            "10",
-        ]
+        asked = ["--global-batch=768", "--micro-batch=128", "--depth=2", "--schedule=1F1B", "--budget=10"]
         alone(tmp_path, "plan", "model.py", "--cluster", f"{link}.cluster.json", *asked, "-o", f"{link}.json")
         plans[link] = files.load(tmp_path / f"{link}.json")
     assert max(len(stage.layers) for stage in plans["fast"].stages) <= 5  # 4, but on a busy machine
