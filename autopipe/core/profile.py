@@ -255,6 +255,10 @@ class Profile:
 
     def legal_cuts(self) -> tuple[int, ...]:
         """Where a stage may begin, layer 0 left out."""
+        return self._legal_cuts
+
+    @cached_property
+    def _legal_cuts(self) -> tuple[int, ...]:
         return tuple(i + 1 for i, layer in enumerate(self.layers[:-1]) if layer.cut_after)
 
     @property

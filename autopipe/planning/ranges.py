@@ -9,10 +9,10 @@ exact, so equal splits tie exactly and the tie rule decides, whatever the unit t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,22 +21,10 @@ from autopipe.core.cluster import Link
 from autopipe.core.profile import OPTIMIZER_STATE, LayerCost, Profile, Tie
 from autopipe.core.schedule import StageTimes
 from autopipe.core.stage import recomputed, tied_optimizer_s
+from autopipe.planning.ladder import Floats, Ladder, Layers
 from autopipe.solvers.chain_dp import smallest_maxima
 
-Floats = NDArray[np.float64]
-
 _TICKS = 2.0**38
-
-
-@dataclass(frozen=True, eq=False)
-class Layers:
-    """One number a layer: what keeping or recomputing its activations means for one micro-batch."""
-
-    forward: Floats
-    held: Floats
-    freed: Floats
-    workspace: Floats
-    gradient: Floats
 
 
 class Whole(NamedTuple):
@@ -76,13 +64,32 @@ class Ranges:
     first_backward: Floats
     activations: Floats
     gradients: Floats
-    ladders: dict[Hashable, Any] = field(default_factory=dict, init=False)
-    """What recompute found of whole bands, kept for the next pipeline."""
 
     @property
     def pieces(self) -> int:
         """How many pieces lie between the positions: the most stages there can be."""
         return len(self.ends) - 1
+
+    @cached_property
+    def ladder(self) -> Ladder:
+        """Layers recompute in the order of ticks for each byte that they free."""
+        return Ladder(self.layers, self.layers.ordered(self.layers.forward / np.maximum(self.layers.freed, 1)))
+
+    @cached_property
+    def by_bytes(self) -> Ladder:
+        """Those that free most first: no choice of as many layers frees more."""
+        return Ladder(self.layers, self.layers.ordered(-self.layers.freed))
+
+    @cached_property
+    def by_ticks(self) -> Ladder:
+        """Those that are quickest first: no choice of as many layers takes less."""
+        return Ladder(self.layers, self.layers.ordered(self.layers.forward))
+
+    @cached_property
+    def least_again(self) -> Floats:
+        """The least workspace that recomputing any of a range's layers needs; infinite where none frees anything."""
+        needs = np.where(self.layers.freed > 0, self.layers.workspace + self.layers.held, np.inf)
+        return -largest(-needs, self.ends)
 
     @cached_property
     def real(self) -> NDArray[np.bool_]:
@@ -104,8 +111,14 @@ class Ranges:
 
         Where backwards are split, the way back may pass while later stages still run weight gradients.
         """
-        work, way = np.diagonal(self.work, 1), np.diagonal(self.forward if splits else self.way, 1)
-        return float(max(np.min(way[work > 0] / work[work > 0], initial=1.0), 1e-6))
+        return self._forced_parts[splits]
+
+    @cached_property
+    def _forced_parts(self) -> tuple[float, float]:
+        work = np.diagonal(self.work, 1)
+        ways = (np.diagonal(table, 1)[work > 0] for table in (self.way, self.forward))
+        whole, split = (float(max(np.min(way / work[work > 0], initial=1.0), 1e-6)) for way in ways)
+        return whole, split
 
     @cached_property
     def least_held(self) -> Floats:

@@ -61,7 +61,8 @@ def possible_depths(
 ) -> tuple[int, ...]:
     """All depths that the devices, the legal cuts and the pins allow."""
     most = min(len(cluster), len(profile.legal_cuts()) + 1)
-    return tuple(depth for depth in range(1, most + 1) if _pins_hold(profile, pins, depth * stages_per_rank))
+    counts = _counts(profile, pins)
+    return tuple(depth for depth in range(1, most + 1) if depth * stages_per_rank in counts)
 
 
 DEFAULT_SCHEDULES = ("1F1B", "GPipe")
@@ -148,13 +149,12 @@ def pinned_stages(profile: Profile, pins: Mapping[str, int]) -> dict[int, int]:
     return {numbers[name]: stage for name, stage in sorted(pins.items(), key=lambda pin: numbers[pin[0]])}
 
 
-def _pins_hold(profile: Profile, pins: Mapping[int, int], count: int) -> bool:
-    """Whether the layers can be cut into ``count`` stages with every pin kept."""
-    stages = {0}
-    cuts = set(profile.legal_cuts())
+def _counts(profile: Profile, pins: Mapping[int, int]) -> set[int]:
+    """The numbers of stages that the layers can be cut into with every pin kept."""
+    last, cuts = {0}, set(profile.legal_cuts())
     for layer in range(len(profile.layers)):
         if layer in cuts:
-            stages |= {stage + 1 for stage in stages if stage + 1 < count}
+            last |= {stage + 1 for stage in last}
         if layer in pins:
-            stages &= {pins[layer]}
-    return count - 1 in stages
+            last &= {pins[layer]}
+    return {stage + 1 for stage in last}

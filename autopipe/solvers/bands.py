@@ -7,7 +7,6 @@ stop: starts ascending, so that the first smallest entry of a row has the earlie
 from __future__ import annotations
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -35,4 +34,6 @@ def longest(least: Floats, limit: float) -> int:
 def before(values: Floats, length: int) -> Floats:
     """For each end, the values at the starts of a band's row: from shape (…, n + 1) to (…, n + 1, length), a view."""
     padding = np.full((*values.shape[:-1], length), np.inf)
-    return sliding_window_view(np.concatenate([padding, values[..., :-1]], axis=-1), length, axis=-1)
+    padded = np.concatenate([padding, values[..., :-1]], axis=-1)
+    shape = (*values.shape, length)  # as sliding_window_view, which takes longer than a pass over a narrow band
+    return np.ndarray(shape, padded.dtype, padded, 0, (*padded.strides, padded.strides[-1]))
