@@ -174,8 +174,8 @@ class _Items(NamedTuple):
 
     def only(self, which: Counts) -> _Items:
         """Some of them."""
-        ranges, *fields = self
-        return _Items(ranges, *(field[..., which] for field in fields))
+        arrays = {name: values[..., which] for name, values in self._asdict().items() if name != "ranges"}
+        return self._replace(**arrays)
 
     def need(self, rung: Counts) -> Floats:
         """The peak bytes with so many of the order's layers recomputing."""
