@@ -16,8 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autopipe.planning.ladder import Floats
 from autopipe.planning.outline import Outline, Row
-from autopipe.planning.ranges import Floats, Ranges
+from autopipe.planning.ranges import Ranges
 from autopipe.planning.seats import Seats
 from autopipe.planning.tables import Tables
 from autopipe.solvers.chain_dp import prefix_sums, suffix_sums

@@ -16,9 +16,10 @@ from autopipe.core.cluster import Link
 from autopipe.core.schedule import Schedule, stages_on
 from autopipe.loads import Load, peak_loads
 from autopipe.planning.bounds import has_room, least_ends, least_periods, quick_bound_s, quick_period_s
+from autopipe.planning.ladder import Floats
 from autopipe.planning.moves import joint_moves, single_moves
 from autopipe.planning.outline import Outline
-from autopipe.planning.ranges import Floats, Ranges
+from autopipe.planning.ranges import Ranges
 from autopipe.planning.recompute import chosen_layers
 from autopipe.planning.seats import Seats
 from autopipe.planning.tables import Setting, Tables, fitted, open_ranges, spots, tables

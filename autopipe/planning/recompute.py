@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopipe.planning.ladder import Counts, Flags
-from autopipe.planning.ranges import Floats, Ranges
+from autopipe.planning.ladder import Counts, Flags, Floats
+from autopipe.planning.ranges import Ranges
 
 
 class Moment(NamedTuple):
@@ -146,28 +146,20 @@ class _Items(NamedTuple):
         """Those of the ranges and places that are asked for, in their order."""
         shape, ends = which.shape, np.array(needs.ranges.ends)
         where = np.broadcast_to(np.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1)), shape)[which]
-        starts, stops, held, left, gradient, workspace, again = (
-            np.broadcast_to(values, shape)[which]
-            for values in (
-                needs.starts,
-                needs.stops,
-                needs.held,
-                needs.left,
-                needs.gradient,
-                needs.workspace,
-                needs.ranges.least_again[needs.starts, needs.stops],
-            )
-        )
+
+        def of_each(values: Floats) -> Floats:
+            return np.broadcast_to(values, shape)[which]
+
         return cls(
             ranges=needs.ranges,
-            begin=ends[starts],
-            end=ends[stops],
-            held=held,
-            left=left,
-            gradient=gradient,
-            workspace=workspace,
-            again=again,
-            always=needs.always((shape[0], *(1,) * (len(shape) - 1)))[which],
+            begin=ends[np.broadcast_to(needs.starts, shape)[which]],
+            end=ends[np.broadcast_to(needs.stops, shape)[which]],
+            held=of_each(needs.held),
+            left=of_each(needs.left),
+            gradient=of_each(needs.gradient),
+            workspace=of_each(needs.workspace),
+            again=of_each(needs.ranges.least_again[needs.starts, needs.stops]),
+            always=of_each(needs.always((shape[0], *(1,) * (len(shape) - 1)))),
             limit=needs.limits[where],
             moments=needs.moments[:, :, where],
         )

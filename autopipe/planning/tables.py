@@ -8,16 +8,14 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autopipe.core.cluster import Cluster
 from autopipe.core.profile import Profile
+from autopipe.planning.ladder import Counts, Flags, Floats
 from autopipe.planning.outline import Outline
-from autopipe.planning.ranges import Floats, Ranges
-from autopipe.planning.recompute import Counts, Fit, Place, fit
+from autopipe.planning.ranges import Ranges
+from autopipe.planning.recompute import Fit, Place, fit
 from autopipe.planning.seats import Devices, Seats
-
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
