@@ -75,8 +75,8 @@ def _schedules(plan: Plan) -> tuple[str, ...] | None:
 def _as_planned(plan: Plan, cluster: Cluster) -> Cluster:
     """The devices that the plan uses, with the memory that it was allowed."""
     used = cluster.take(plan.depth * plan.replicas)
-    limits = (*plan.memory_limit_bytes, *(plan.memory_limit_bytes[-1:] * len(used)))
-    devices = [replace(device, memory_bytes=limit) for device, limit in zip(used.ranks(), limits, strict=False)]
+    limits = plan.memory_limit_bytes[: plan.depth] * plan.replicas
+    devices = [replace(device, memory_bytes=limit) for device, limit in zip(used.ranks(), limits, strict=True)]
     return replace(used, devices=tuple(devices))
 
 
@@ -144,7 +144,8 @@ def _sentence(plan: Plan, change: Variation) -> str:
 def _shape(plan: Plan) -> str:
     stages = "1 stage" if len(plan.parts) == 1 else f"{len(plan.parts)} stages"
     cuts = f", cut before layer {', '.join(map(str, plan.cuts))}" if 0 < len(plan.cuts) <= 3 else ""
-    return f"{plan.schedule.name}, {stages}, micro-batch {plan.micro_batch}{cuts}"
+    copies = f"{plan.replicas} replicas of " if plan.replicas > 1 else ""
+    return f"{copies}{plan.schedule.name}, {stages}, micro-batch {plan.micro_batch}{cuts}"
 
 
 def _noise(plan: Plan) -> str:

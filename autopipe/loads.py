@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from autopipe.core.lowering import buffered
+from autopipe.core.in_flight import Kept, kept
 from autopipe.core.schedule import Op, Schedule, stages_on
 from autopipe.core.stage import StageCost
 from autopipe.core.timeline import Memory, Span
@@ -88,17 +88,26 @@ def _most_first(load: Load) -> tuple[int, int, bool]:
     return -sum(load.forwards) - sum(load.input_grads), -sum(load.gradients), not load.first
 
 
-def always_bytes(schedule: Schedule, stage: int, cost: StageCost) -> int:
+def always_bytes(schedule: Schedule, stage: int, cost: StageCost, crossing: Kept) -> int:
     """What a stage holds throughout: what lasts, further versions of its weights, what is received and sent."""
-    return cost.always_bytes(buffered(schedule, stage), copies(schedule, stage))
+    return cost.always_bytes(crossing, copies(schedule, stage))
 
 
-def memory_curve(
-    schedule: Schedule, rank: int, stages: Sequence[StageCost], spans: Sequence[Span]
+def memory_curves(
+    schedule: Schedule, stages: Sequence[StageCost], rows: Sequence[Sequence[Span]]
+) -> tuple[tuple[Memory, ...], ...]:
+    """Each rank's memory curve, from the spans of its row."""
+    crossings = kept(schedule)
+    always = [always_bytes(schedule, s, *of) for s, of in enumerate(zip(stages, crossings, strict=True))]
+    return tuple(_curve(schedule, rank, stages, always, row) for rank, row in enumerate(rows))
+
+
+def _curve(
+    schedule: Schedule, rank: int, stages: Sequence[StageCost], always: Sequence[int], spans: Sequence[Span]
 ) -> tuple[Memory, ...]:
-    """A rank's memory curve: a point where an action starts, and where it ends unless the next one starts there."""
+    """A point where an action starts, and where it ends unless the next one starts there."""
     own = [stages[stage] for stage in stages_on(schedule.placement, rank)]
-    base = sum(always_bytes(schedule, stage, stages[stage]) for stage in stages_on(schedule.placement, rank))
+    base = sum(always[stage] for stage in stages_on(schedule.placement, rank))
     row = [*loads(schedule, rank)]
     points = [Memory(0.0, base)]
     for load, then, span, following in zip(row, row[1:], spans, [*spans[1:], None], strict=False):

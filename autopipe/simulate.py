@@ -31,7 +31,7 @@ from autopipe.core.schedule import Action, Op, Schedule, stages_on
 from autopipe.core.stage import StageCost
 from autopipe.core.timeline import Span, Timeline
 from autopipe.core.validation import sequence, values
-from autopipe.loads import memory_curve
+from autopipe.loads import memory_curves
 from autopipe.wires import Flow, Wires, queued_ends, wires_of
 
 Floats = NDArray[np.float64]
@@ -365,7 +365,7 @@ def simulate(
     rows = [_spans(schedule, graph, rank, stages, costs, ends) for rank in range(schedule.ranks)]
     held = [stage.under(memory) for stage in stages]
     spans = sorted((span for row in rows for span in row), key=lambda span: (span.start_s, span.rank, span.end_s))
-    curves = tuple(memory_curve(schedule, rank, held, row) for rank, row in enumerate(rows))
+    curves = memory_curves(schedule, held, rows)
     if schedule.asynchronous:
         first, last, updates = graph.window
         start, end = float(ends[first[0], 0]), float(ends[last[0], 0])

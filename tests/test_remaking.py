@@ -68,13 +68,13 @@ def test_the_limit_is_kept_where_the_order_for_equal_stages_exceeds_it() -> None
 
 
 def test_memory_is_what_the_limit_leaves() -> None:
-    """Static bytes, what is sent and received for all micro-batches, and the workspace come off the limit."""
+    """A micro-batch holds 40 bytes and what crosses, 4 a boundary; what is on its way comes off the limit."""
     given = case("1F1B", 1, limit=1000, held=10)
     costs = outcome(given, (0, 4, 8)).costs
     memory = memory_for(given, costs)
-    assert memory.after_forward == (40, 40)
-    assert memory.after_input_grad == (20, 20)
-    assert memory.caps == (1000 - 6 * 2 * 4, 1000 - 6 * 2 * 4)
+    assert memory.after_forward == (44, 44)
+    assert memory.after_input_grad == (24, 24)
+    assert memory.caps == (1000 - 4, 1000 - 3 * 4)
     assert shape_for(given, costs).weight_part == 0.5
 
 

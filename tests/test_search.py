@@ -322,8 +322,8 @@ def test_no_plan_fits_says_how_much_and_what_to_try() -> None:
     with pytest.raises(NoPlanFits) as caught:
         plan(heavy(), cluster(2), global_batch=16, micro_batches=[4], recompute="none", memory_bytes=4 * GIB)
     assert str(caught.value) == (
-        "no plan fits: the smallest needs 6.00 GiB on rank 0, the limit is 3.80 GiB, "
-        "4.00 GiB less a headroom of 5.0 % (weights, gradients and optimizer 2.00 GiB, activations 4.00 GiB). "
+        "no plan fits: the smallest needs 6.00 GiB on rank 1, the limit is 3.80 GiB, "
+        "4.00 GiB less a headroom of 5.0 % (weights, gradients and optimizer 3.00 GiB, activations 3.00 GiB). "
         "Try --micro-batch 1, --recompute auto or --devices 7."
     )
 

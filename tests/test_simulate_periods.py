@@ -56,6 +56,8 @@ def test_memory_counts_the_versions_and_what_is_in_flight() -> None:
     line = simulate(kind("PipeDream").schedule(3, 1), [cost] * 3, [None, None])
     for rank, peak in enumerate(line.peak_bytes):
         versions, in_flight = 3 - rank, 3 - rank
-        assert peak == 100 * versions + 4 * (in_flight + 2) + 10 * in_flight
+        before = in_flight + 4 if rank else 0  # two activations asked for ahead, two gradients on their way back
+        behind = in_flight + 3 if rank < 2 else 0  # a gradient in use, two asked for ahead
+        assert peak == 100 * versions + before + behind + 10 * in_flight
     assert {span.action.op for span in line.spans} == {Op.F, Op.B, Op.O}
     assert min(span.start_s for span in line.spans) == 0.0

@@ -72,17 +72,19 @@ class StageCost:
         """What lasts, and the gradients, which are there from a step's first backward to its end."""
         return self.lasting_bytes + self.gradient_bytes
 
-    def buffers_bytes(self, micro_batches: int) -> int:
-        """What is received and sent for so many micro-batches; see lowering.buffered."""
-        activations = self.receive_bytes + self.send_bytes
-        return micro_batches * (activations + self.receive_grad_bytes + self.send_grad_bytes)
+    def buffers_bytes(self, before: int, behind: int) -> int:
+        """What is received and sent over the two boundaries for so many micro-batches; see core.in_flight.Kept.
 
-    def always_bytes(self, buffers: int, copies: int = 1) -> int:
-        """What is there throughout: what lasts, so many versions of the weights, messages of ``buffers`` micro-batches.
-
-        See lowering.buffered and versions.copies.
+        A gradient is as large as its activation, and none where that needs none.
         """
-        return self.lasting_bytes + (copies - 1) * self.parameter_bytes + self.buffers_bytes(buffers)
+        return before * self.receive_bytes + behind * self.send_bytes
+
+    def always_bytes(self, kept: tuple[int, int], copies: int = 1) -> int:
+        """What is there throughout: what lasts, so many versions of the weights, and messages.
+
+        See core.in_flight.Kept and versions.copies.
+        """
+        return self.lasting_bytes + (copies - 1) * self.parameter_bytes + self.buffers_bytes(*kept)
 
 
 def _bytes(edges: tuple[Edge, ...], micro_batch: int, *, gradients: bool = False) -> int:

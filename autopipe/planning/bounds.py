@@ -77,10 +77,9 @@ def has_room(ranges: Ranges, seats: Seats, outline: Outline, *, may_recompute: b
     held = ranges.least_held if may_recompute else ranges.held
     position = 0
     for stage, (rank, moments) in enumerate(zip(outline.placement, outline.moments, strict=True)):
-        sides = (stage > 0) + (stage < outline.stages - 1)
         most = max(moment.forwards for moment in moments if moment.gradients)
         need = ranges.static[position, position:] + most * held[position, position:]
-        room = seats.limits[rank] - sides * outline.buffers[stage] * ranges.least_crossing
+        room = seats.limits[rank] - sum(outline.kept[stage]) * ranges.least_crossing
         taken = int(np.searchsorted(np.maximum.accumulate(need), room, "right")) - 1
         if taken < 0:
             return False

@@ -304,9 +304,10 @@ class Case:
 
     def _joint_peak(self, rank: int, begin: NDArray[np.intp], end: NDArray[np.intp]) -> Floats:
         """The peak of a rank whose stages take these ranges, shape (splits,); each has one version of its weights."""
-        buffers = np.array(self.outline.buffers)[[*stages_on(self.outline.placement, rank)]]
+        before, behind = np.array([self.outline.kept[s] for s in stages_on(self.outline.placement, rank)]).T
+        crossing = before * self.ranges.activations[begin] + behind * self.ranges.activations[end]
         lasting = self.ranges.static[begin, end] - self.ranges.gradient[begin, end]
-        always = (lasting + buffers * self.ranges.crossing[begin, end]).sum(axis=1)
+        always = (lasting + crossing).sum(axis=1)
         held, left = self.ranges.held[begin, end], self.ranges.held_after_input_grad[begin, end]
         gradient, workspace = self.ranges.gradient[begin, end], self.ranges.workspace[begin, end]
         first = np.minimum(self.ranges.first_backward[begin, end] - held, gradient + workspace)

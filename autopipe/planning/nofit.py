@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from autopipe.core.cluster import Cluster, Link, Tier
 from autopipe.core.errors import AutopipeError, NoPlanFits, UsageError
-from autopipe.core.schedule import stages_on
+from autopipe.core.schedule import Shape, kind, stages_on
 from autopipe.core.units import format_bytes, format_percent
+from autopipe.planning.cases import Case
 from autopipe.planning.outcome import Outcome
 from autopipe.planning.request import possible_depths, wanted_kinds
 from autopipe.planning.space import Space
@@ -86,15 +87,29 @@ def _micro_batch(space: Space, nearest: Outcome) -> int | None:
 
 
 def _fits_with_one(space: Space, nearest: Outcome) -> bool:
-    """Receive buffers stay, since there are more of smaller ones; all else that is not static shrinks."""
+    """All that is not static is as much of the batch as is in flight."""
     case = nearest.case
     for rank, peak in enumerate(nearest.peaks):
         own = stages_on(case.outline.placement, rank)
-        gradients = sum(nearest.costs[stage].gradient_bytes for stage in own)
-        stays = gradients + sum(case.outline.always_bytes(stage, nearest.costs[stage]) for stage in own)
-        if stays + (peak - stays) / case.micro_batch > case.seats.limits[rank]:
+        costs = [(nearest.costs[stage], case.outline.copies[stage]) for stage in own]
+        stays = sum(cost.always_bytes((0, 0), copies) + cost.gradient_bytes for cost, copies in costs)
+        left = max(_left_with_one(case, stage) for stage in own)
+        if stays + (peak - stays) * left > case.seats.limits[rank]:
             return False
     return True
+
+
+def _left_with_one(case: Case, stage: int) -> float:
+    """The part of the samples that a stage has in flight now that it would have with micro-batches of one.
+
+    A stage that has all micro-batches in flight has as many more of smaller ones, unless its schedule says otherwise.
+    """
+    outline, size = case.outline, case.micro_batch
+    forwards = max(moment.forwards for moment in outline.moments[stage])
+    ahead = kind(outline.name).ahead if outline.ahead else None
+    if ahead is None:
+        return 1 / size if forwards < outline.micro_batches else 1.0
+    return ahead(Shape(outline.ranks, outline.micro_batches * size, outline.placement))[stage] / (forwards * size)
 
 
 def _devices(space: Space) -> int | None:

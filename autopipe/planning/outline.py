@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autopipe.core.lowering import buffered
+from autopipe.core.in_flight import Kept, in_turn, kept
 from autopipe.core.schedule import Action, Op, Schedule, stages_on
 from autopipe.core.stage import StageCost
 from autopipe.core.versions import copies
@@ -41,7 +41,7 @@ class Outline:
     """A schedule without its order: ``rows`` of each stage and the ``moments`` at which it can hold most.
 
     ``micro_batches`` are those of a step or an update. ``part_of`` is the part of the model that each stage holds,
-    ``buffers`` for how many micro-batches it keeps messages, ``copies`` how many versions of its weights it has. An
+    ``kept`` of how many micro-batches it keeps messages, ``copies`` how many versions of its weights it has. An
     asynchronous table holds several ``updates``, and repeats itself. ``ahead`` is there where the schedule runs F and
     B in turn; see core.schedule.Kind.
     """
@@ -53,7 +53,7 @@ class Outline:
     rows: tuple[Row, ...]
     moments: tuple[tuple[Moment, ...], ...]
     part_of: tuple[int, ...]
-    buffers: tuple[int, ...]
+    kept: tuple[Kept, ...]
     copies: tuple[int, ...]
     updates: int = 1
     ahead: tuple[int, ...] = ()
@@ -80,12 +80,11 @@ class Outline:
 
     def always_bytes(self, stage: int, cost: StageCost) -> int:
         """What a stage of that cost holds throughout; see loads.always_bytes."""
-        return cost.always_bytes(self.buffers[stage], self.copies[stage])
+        return cost.always_bytes(self.kept[stage], self.copies[stage])
 
     @classmethod
     def of(cls, schedule: Schedule) -> Outline:
         """The outline of an order."""
-        stages = range(schedule.stages)
         return cls(
             schedule.name,
             schedule.ranks,
@@ -94,8 +93,8 @@ class Outline:
             tuple(_rows(schedule)),
             tuple(_moments(schedule)),
             schedule.part_of,
-            tuple(buffered(schedule, stage) for stage in stages),
-            tuple(copies(schedule, stage) if schedule.asynchronous else 1 for stage in stages),
+            kept(schedule),
+            tuple(copies(schedule, stage) if schedule.asynchronous else 1 for stage in range(schedule.stages)),
             schedule.updates,
         )
 
@@ -113,9 +112,9 @@ class Outline:
             else (Moment(first, 0, True, False),)
             for first in ahead
         )
-        stages = tuple(range(len(ahead)))
-        buffers, single = (m,) * len(ahead), (1,) * len(ahead)
-        return cls(name, len(ahead), m, stages, tuple(rows), moments, stages, buffers, single, ahead=tuple(ahead))
+        stages, single = tuple(range(len(ahead))), (1,) * len(ahead)
+        crossing = in_turn(ahead, m)
+        return cls(name, len(ahead), m, stages, tuple(rows), moments, stages, crossing, single, ahead=tuple(ahead))
 
 
 def _rows(schedule: Schedule) -> list[Row]:

@@ -128,8 +128,8 @@ class Ranges:
 
     @cached_property
     def least_crossing(self) -> float:
-        """The fewest bytes of activations and gradients over any cut between layers."""
-        return float((self.activations + self.gradients)[1:-1].min(initial=np.inf)) if self.pieces > 1 else 0.0
+        """The fewest bytes of activations over any cut between layers."""
+        return float(self.activations[1:-1].min(initial=np.inf)) if self.pieces > 1 else 0.0
 
     @cached_property
     def whole(self) -> Whole:
@@ -198,12 +198,6 @@ class Ranges:
         """Which ranges hold a layer."""
         ends = np.array(self.ends)
         return np.asarray((ends[:, None] <= layer) & (ends[None, :] > layer))
-
-    @cached_property
-    def crossing(self) -> Floats:
-        """Bytes that each range receives and sends for one micro-batch."""
-        at_cut = self.activations + self.gradients
-        return np.asarray(at_cut[:, None] + at_cut[None, :])
 
     def transfers(self, sizes: Floats, hops: Sequence[Link | None]) -> Floats:
         """Ticks to send each of the ``sizes`` over each hop, shape (hops, n + 1); None is inside a rank."""

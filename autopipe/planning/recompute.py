@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autopipe.core.in_flight import Kept
 from autopipe.planning.ladder import Counts, Flags, Floats
 from autopipe.planning.ranges import Ranges
 
@@ -31,13 +32,13 @@ class Moment(NamedTuple):
 class Place:
     """Where a stage runs: the bytes it may use, and the moments at which it can hold most (simulate.peak_loads).
 
-    ``buffers`` is for how many micro-batches it keeps messages, ``copies`` how many versions of its weights it has,
+    ``kept`` is of how many micro-batches it keeps messages, ``copies`` how many versions of its weights it has,
     ``shards`` how many ranks the optimizer's state is shared out to.
     """
 
     limit_bytes: int
     moments: tuple[Moment, ...]
-    buffers: int
+    kept: Kept
     copies: int = 1
     shards: int = 1
 
@@ -98,12 +99,13 @@ class _Needs:
         self.held, self.left = ranges.held[starts, stops], ranges.held_after_input_grad[starts, stops]
         self.state, self.gradient = ranges.state[starts, stops], ranges.gradient[starts, stops]
         self.lasting = ranges.static[starts, stops] - self.gradient - self.state
-        self.crossing, self.parameters = ranges.crossing[starts, stops], ranges.parameters[starts, stops]
+        self.parameters = ranges.parameters[starts, stops]
+        self.before, self.behind = ranges.activations[starts], ranges.activations[stops]
         self.workspace = ranges.workspace[starts, stops]
         first = np.minimum(ranges.first_backward[starts, stops] - self.held, self.gradient + self.workspace)
         self.running = np.maximum(self.workspace, first)
         self.limits = np.array([place.limit_bytes for place in places], np.float64)
-        self.buffers = np.array([place.buffers for place in places])
+        self.kept = np.array([place.kept for place in places], np.float64).T
         self.further = np.array([place.copies - 1 for place in places])
         self.shards = np.array([place.shards for place in places])
         most = max(len(place.moments) for place in places)
@@ -112,8 +114,9 @@ class _Needs:
 
     def always(self, column: tuple[int, ...]) -> Floats:
         """What is there throughout, of every range at every place."""
-        buffers, further, shards = (each.reshape(column) for each in (self.buffers, self.further, self.shards))
-        messages = buffers * self.crossing
+        further, shards = (each.reshape(column) for each in (self.further, self.shards))
+        before, behind = self.kept.reshape(2, *column)
+        messages = before * self.before + behind * self.behind
         return np.asarray(self.lasting + further * self.parameters + messages + np.ceil(self.state / shards))
 
     def highest(self, column: tuple[int, ...]) -> Floats:

@@ -100,14 +100,21 @@ def shape_for(case: Case, costs: Sequence[StageCost]) -> Shape:
 
 
 def memory_for(case: Case, costs: Sequence[StageCost]) -> StageMemory:
-    """The bytes that stages hold of a micro-batch, and those that each rank's limit leaves for them."""
+    """The bytes that stages hold of a micro-batch, and those that each rank's limit leaves for them.
+
+    A micro-batch holds what crossed the stage's boundaries, too. Besides come two gradients on their way back, an
+    activation that is asked for before it is needed, and a gradient that is (core/in_flight.py).
+    """
+    hops = (None, *case.hops)
+    received = [cost.receive_bytes if hop else 0 for cost, hop in zip(costs, hops, strict=True)]
     caps = []
     for rank in range(case.depth):
         own = stages_on(case.outline.placement, rank)
-        always = sum(case.outline.always_bytes(stage, costs[stage]) + costs[stage].gradient_bytes for stage in own)
+        always = sum(costs[s].static_bytes + 3 * received[s] + costs[s].send_bytes for s in own)
         caps.append(float(case.seats.limits[rank] - always - max(costs[stage].workspace_bytes for stage in own)))
+    crossing = [before + cost.send_bytes for before, cost in zip(received, costs, strict=True)]
     return StageMemory(
-        tuple(float(cost.held_after_forward_bytes) for cost in costs),
-        tuple(float(cost.held_after_input_grad_bytes) for cost in costs),
+        tuple(float(cost.held_after_forward_bytes + more) for cost, more in zip(costs, crossing, strict=True)),
+        tuple(float(cost.held_after_input_grad_bytes + more) for cost, more in zip(costs, crossing, strict=True)),
         tuple(caps),
     )

@@ -124,7 +124,7 @@ def fitted(
     """
     counts = [outline.placement.count(rank) if shared and may_recompute else 1 for rank in range(outline.ranks)]
     places = [
-        Place(seats.limits[rank] // counts[rank], outline.moments[stage], outline.buffers[stage], outline.copies[stage])
+        Place(seats.limits[rank] // counts[rank], outline.moments[stage], outline.kept[stage], outline.copies[stage])
         for stage, rank in enumerate(outline.placement)
     ]
     return fit(ranges, starts, stops, places, may_recompute=may_recompute, smallest=smallest)

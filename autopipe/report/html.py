@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from autopipe import __version__
 from autopipe.core.cluster import Cluster
-from autopipe.core.lowering import buffered
+from autopipe.core.in_flight import kept
 from autopipe.core.plan import Plan, Stage
 from autopipe.core.profile import Profile
 from autopipe.core.result import CheckResult
@@ -203,7 +203,8 @@ def _share(plan: Plan, rank: int) -> _Share:
         if s.rank == rank
     )
     gradients, optimizer = sum(cost.gradient_bytes for cost in own), sum(cost.optimizer_bytes for cost in own)
-    messages = sum(s.costs.buffers_bytes(buffered(schedule, s.index)) for s in plan.stages if s.rank == rank)
+    crossings = kept(schedule)
+    messages = sum(s.costs.buffers_bytes(*crossings[s.index]) for s in plan.stages if s.rank == rank)
     rest = plan.predicted.peak_bytes[rank] - weights - gradients - optimizer - messages
     return _Share(weights, gradients, optimizer, messages, max(0, rest))
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 import autopipe.schedules  # noqa: F401  (registers 1F1B)
 from autopipe.core.cluster import Link
 from autopipe.core.errors import UsageError
+from autopipe.core.in_flight import kept
 from autopipe.core.plan import Plan
 from autopipe.core.result import Rehearsal
 from autopipe.core.schedule import Action, Op, Schedule, kind, stages_on
@@ -176,7 +177,8 @@ def _notes(plan: Plan, factor: float, shrink: float) -> Iterator[str]:
 
 def message_part(plan: Plan) -> float:
     """The part of its size that a message can have so that all ranks' buffers fit a quarter of this machine."""
-    total = sum(stage.costs.buffers_bytes(plan.micro_batches) for stage in plan.stages)
+    crossings = kept(plan.schedule.parsed())
+    total = sum(stage.costs.buffers_bytes(*crossings[stage.index]) for stage in plan.stages)
     return min(1.0, machine_bytes() / 4 / max(total, 1))
 
 

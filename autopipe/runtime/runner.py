@@ -113,12 +113,10 @@ class Runner:
         return list({id(p): p for module in self.modules for p in module.parameters()}.values())
 
     def known_tensors(self) -> list[torch.Tensor]:
-        """Parameters, buffers, gradients and receive buffers of this rank: what is there between steps."""
+        """Parameters, buffers and gradients of this rank: what is there between steps."""
         tensors: list[torch.Tensor | None] = [*self.parameters, *(p.grad for p in self.parameters)]
         for module in self.modules:
             tensors += module.buffers()
-        for runtime in self._runtimes.values():
-            tensors += runtime.receive_buffers()
         return [tensor for tensor in tensors if tensor is not None]
 
     def counts_here(self, parameter: nn.Parameter) -> bool:

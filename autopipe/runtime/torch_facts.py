@@ -1,7 +1,7 @@
-"""Whether the installed torch does what torch_ir.py relies on; private names may change with any release.
+"""Whether the installed torch does what torch_ir.py and torch_stage.py rely on.
 
-Nothing is refused by its number: each fact is looked up, or tried on a table of two ranks. The facts that need a
-process group have tests on real ranks instead.
+Private names may change with any release. Nothing is refused by its number: each fact is looked up, or tried on a table
+of two ranks. The facts that need a process group have tests on real ranks instead.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ _STAGE_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "backward_one_chunk": ("full_backward",),
     "backward_weight_one_chunk": (),
     "clear_runtime_states": (),
+    "set_local_bwd_input": (),
+    **{f"get_{way}_{what}_ops": () for way in ("fwd", "bwd") for what in ("recv", "send")},
+    "_prepare_forward_infra": ("num_microbatches",),
+    "_prepare_backward_infra": ("num_microbatches",),
 }  # fmt: skip
 
 _TABLE = {0: "0F0 0F1 0B0 0B1", 1: "1F0 1B0 1F1 1B1"}

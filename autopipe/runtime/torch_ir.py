@@ -1,4 +1,5 @@
-"""An action table in, torch's runtime out. With torch_facts.py, which checks them, the only user of private names.
+"""An action table in, torch's runtime out. With torch_stage.py, and torch_facts.py, which checks them, the only user of
+private names.
 
 Facts that the code relies on (each has a test in tests/runtime/test_torch_ir.py):
 - compute actions alone are handed over; torch adds the messages, without deadlock;
@@ -14,11 +15,12 @@ from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from autopipe.core.schedule import Action, Schedule
+from autopipe.runtime.sent import Sent
 from autopipe.runtime.torch_facts import FORWARD_TYPES, TYPES, check_torch
+from autopipe.runtime.torch_stage import Stage
 
 
 class Runnable(Protocol):
@@ -45,9 +47,9 @@ def to_torch(action: Action) -> Any:
 
 def make_stage(
     module: Runnable, stages: int, micro_batch: int, device: torch.device, *, group: dist.ProcessGroup | None = None
-) -> PipelineStage:
+) -> Stage:
     """torch's stage around ours, with static metadata."""
-    return PipelineStage(
+    return Stage(
         submodule=cast(torch.nn.Module, module),
         stage_index=module.index,
         num_stages=stages,
@@ -81,6 +83,9 @@ class TorchRuntime:
         self._training, self._computes_loss = training, loss_fn is not None
         self.schedule = schedule
         self.stages = [make_stage(m, schedule.stages, micro_batch, device, group=group) for m in modules]
+        self._sent = Sent(schedule)
+        for stage in self.stages:
+            stage.sent = self._sent
         self._runtime = torch_schedules._PipelineScheduleRuntime(
             list(self.stages), schedule.micro_batches, loss_fn=loss_fn, scale_grads=False
         )
@@ -113,19 +118,9 @@ class TorchRuntime:
             stage.clear_runtime_states()
         positional = [()] * len(inputs)
         self._runtime._step_microbatches(positional, list(inputs), list(targets), losses, return_outputs=keep)
+        self._sent.finish()
         return losses or []
 
     def outputs(self) -> list[Any]:
         """The last stage's flat outputs of the step that kept them, a micro-batch each."""
         return [output for stage in self.stages if stage.is_last for output in stage.output_chunks]
-
-    def receive_buffers(self) -> list[torch.Tensor]:
-        """The buffers for activations and gradients of all micro-batches; there from the first step on."""
-        infos = [
-            info
-            for stage in self.stages
-            for received in (stage.args_recv_info, stage.grad_recv_info)
-            for row in received.values()
-            for info in row
-        ]
-        return [info.buffer for info in infos if info.buffer is not None]

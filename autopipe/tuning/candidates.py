@@ -35,7 +35,8 @@ def plan_name(plan: Plan) -> str:
     cuts = f"{len(plan.parts)} stages cut at {' '.join(map(str, plan.cuts))}" if plan.cuts else "1 stage"
     again = sum(len(stage.recompute) for stage in plan.stages)
     recompute = f", recomputation in {again} layers" if again else ""
-    return f"{plan.schedule.name}, {cuts}, micro-batch {plan.micro_batch}{recompute}"
+    replicas = f", {plan.replicas} replicas" if plan.replicas > 1 else ""
+    return f"{plan.schedule.name}, {cuts}, micro-batch {plan.micro_batch}{replicas}{recompute}"
 
 
 def candidates(
@@ -80,7 +81,12 @@ def neighbours(search: Search, profile: Profile, of: Plan) -> Iterator[Candidate
 
 def _cut(search: Search, profile: Profile, like: Plan, cuts: Sequence[int], why: str) -> list[Candidate]:
     pins = {layer.name: sum(cut <= number for cut in cuts) for number, layer in enumerate(profile.layers)}
-    shape = {"depths": (like.depth,), "micro_batches": (like.micro_batch,), "schedules": (like.schedule.name,)}
+    shape = {
+        "depths": (like.depth,),
+        "replicas": (like.replicas,),
+        "micro_batches": (like.micro_batch,),
+        "schedules": (like.schedule.name,),
+    }
     return _tried(search, why, pins=pins, **shape)
 
 

@@ -9,6 +9,7 @@ import pytest
 import autopipe.schedules  # noqa: F401  registers the schedules
 from autopipe.core.cluster import Link
 from autopipe.core.errors import UsageError
+from autopipe.core.in_flight import kept
 from autopipe.core.plan import Plan, ScheduleTable
 from autopipe.core.schedule import Action, Op, kind
 from autopipe.core.timeline import Span
@@ -124,7 +125,7 @@ def test_messages_shrink_to_fit_the_machine(monkeypatch):
     plan = planned("1F1B", 2, 3)
     monkeypatch.setattr(rehearsal, "machine_bytes", lambda: 2**40)
     assert rehearsal.message_part(plan) == 1.0
-    total = sum(s.costs.buffers_bytes(plan.micro_batches) for s in plan.stages)
+    total = sum(s.costs.buffers_bytes(*many) for s, many in zip(plan.stages, kept(plan.schedule.parsed()), strict=True))
     monkeypatch.setattr(rehearsal, "machine_bytes", lambda: 2 * total)
     assert rehearsal.message_part(plan) == 0.5
 

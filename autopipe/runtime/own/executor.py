@@ -16,10 +16,11 @@ from torch import nn
 from autopipe.core.schedule import Action, Op, Schedule
 from autopipe.core.versions import last_uses, uses
 from autopipe.runtime import launch
-from autopipe.runtime.own.messages import Key, Messages, Tensors
+from autopipe.runtime.own.messages import Messages, Tensors
 from autopipe.runtime.own.norms import Norms
 from autopipe.runtime.own.weights import Newest, Versions
 from autopipe.runtime.recorder import Recorder
+from autopipe.runtime.sent import Key
 from autopipe.runtime.torch_ir import Runnable
 
 LossFn = Callable[[Any, Any], torch.Tensor]
@@ -84,10 +85,6 @@ class Executor:
             for parameter in module.parameters():
                 seen.setdefault(id(parameter), parameter)
         return seen.values()
-
-    def receive_buffers(self) -> list[torch.Tensor]:
-        """The buffers that messages are awaited in, now."""
-        return self._run.messages.waiting() if self._run else []
 
     def run(
         self,

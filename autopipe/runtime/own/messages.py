@@ -2,31 +2,22 @@
 
 Messages of one kind for one stage come in the order in which their sender makes them, which the table tells. So the
 receiver asks for them in that order, some before it needs them (lowering.AHEAD), and a message never waits for its
-receiver to get to it. Nobody ever waits for a send: a sent tensor is let go when something comes from its receiver that
-the receiver made after it had taken it.
+receiver to get to it. What is sent is kept until it is known to have been taken (runtime/sent.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from autopipe.core.lowering import AHEAD
-from autopipe.core.schedule import Action, Op, Schedule
+from autopipe.core.schedule import Op, Schedule
 from autopipe.runtime import launch
+from autopipe.runtime.sent import Key, Sent
 
 Tensors = tuple[torch.Tensor, ...]
-
-
-class Key(NamedTuple):
-    """A message: activations (F) or gradients (B) of a micro-batch, for a stage."""
-
-    stage: int
-    op: Op
-    micro_batch: int
 
 
 class _Channel:
@@ -43,14 +34,6 @@ class _Channel:
         """The micro-batches to ask for now, so that ``until`` messages have been asked for."""
         start, self._posted = self._posted, max(self._posted, min(until, len(self._batches)))
         return list(self._batches[start : self._posted])
-
-
-class _Sent(NamedTuple):
-    """A tensor on its way to a rank, and the place in that rank's row of the action that takes it."""
-
-    work: dist.Work
-    tensor: torch.Tensor
-    taken_at: int
 
 
 class Messages:
@@ -70,10 +53,9 @@ class Messages:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._schedule, self._rank, self._device, self._group = schedule, rank, device, group
-        self._places = [{action: place for place, action in enumerate(row)} for row in schedule.order]
         self._channels: dict[tuple[int, Op], _Channel] = {}
         self._here: dict[Key, Tensors] = {}
-        self._sent: dict[int, list[_Sent]] = {}
+        self._sent = Sent(schedule)
         for stage in receives:
             if not schedule.is_first(stage):
                 self._open(stage, Op.F, stage - 1, receives[stage])
@@ -106,7 +88,7 @@ class Messages:
         tensors, works = channel.coming.pop(key.micro_batch)
         for work in works:
             work.wait()
-        self._let_go(channel.source, self._made_at(key))
+        self._sent.heard(key)
         return tensors
 
     def send(self, key: Key, tensors: Tensors) -> None:
@@ -118,37 +100,12 @@ class Messages:
         if not tensors:
             return
         sends = [dist.P2POp(dist.isend, t, where, self._group, _tag(key.stage, key.op)) for t in tensors]
-        taken_at = self._place(where, key.stage, key.op, key.micro_batch)
-        works = dist.batch_isend_irecv(sends)
-        self._sent.setdefault(where, []).extend(map(_Sent, works, tensors, [taken_at] * len(works)))
+        self._sent.add(key, dist.batch_isend_irecv(sends), tensors)
 
     def finish(self) -> None:
         """Wait until all that was sent has been taken: at the end of the table."""
         launch.beat("a wait for what was sent", waiting=True)
-        for rank in self._sent:
-            self._let_go(rank, len(self._schedule.order[rank]))
-
-    def waiting(self) -> list[torch.Tensor]:
-        """The buffers of the receives that are posted."""
-        return [t for channel in self._channels.values() for tensors, _ in channel.coming.values() for t in tensors]
-
-    def _let_go(self, rank: int, before: int) -> None:
-        """Forget what a rank took before that place in its row."""
-        sent = self._sent.get(rank, [])
-        for each in sent:
-            if each.taken_at < before:
-                each.work.wait()
-        self._sent[rank] = [each for each in sent if each.taken_at >= before]
-
-    def _made_at(self, key: Key) -> int:
-        """The place in its row of the action that made a message."""
-        source = key.stage - 1 if key.op is Op.F else key.stage + 1
-        return self._place(self._schedule.placement[source], source, key.op, key.micro_batch)
-
-    def _place(self, rank: int, stage: int, op: Op, batch: int) -> int:
-        places = self._places[rank]
-        place = places.get(Action(stage, op, batch))
-        return places[Action(stage, Op.I, batch)] if place is None else place
+        self._sent.finish()
 
 
 def _tag(stage: int, op: Op) -> int:

@@ -45,10 +45,6 @@ class OwnRuntime:
         losses = self.executor.run(self.schedule, lambda batch: (inputs[batch], targets[batch]))
         return list(losses.values())
 
-    def receive_buffers(self) -> list[torch.Tensor]:
-        """None between steps: buffers are made as messages are asked for."""
-        return self.executor.receive_buffers()
-
     def parameters(self) -> Iterable[nn.Parameter]:
         """The parameters of this rank's stages, each once."""
         return self.executor.parameters()
