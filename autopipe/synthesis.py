@@ -27,9 +27,10 @@ from autopipe.ordering.annealing import annealed, evaluated, merged
 from autopipe.ordering.bounds import makespan_bound_s
 from autopipe.ordering.compiled import has_numba
 from autopipe.ordering.evolution import evolved
-from autopipe.ordering.listing import Listed, Rules, listed
+from autopipe.ordering.listing import Rules, listed
 from autopipe.ordering.passes import block_variants
 from autopipe.ordering.presets import MANY, backward_first, in_turn, room
+from autopipe.ordering.rows import Listed
 from autopipe.schedules import v_half, v_min, zb_v
 
 ENOUGH = 1e-3

@@ -18,7 +18,7 @@ from autopipe.exploring import examine
 from autopipe.ordering.annealing import annealed, evaluated, merged
 from autopipe.ordering.bounds import makespan_bound_s
 from autopipe.ordering.compiled import has_numba
-from autopipe.ordering.listing import Listed
+from autopipe.ordering.rows import Listed
 from autopipe.synthesis import known_order, synthesize
 from tests.synthetic import random_schedule
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from autopipe.core.schedule import Action, Op, Order, Shape, StageMemory, StageTimes
 from autopipe.ordering.compiled import compiled, numbers, same
-from autopipe.ordering.listing import Listed, code_of
+from autopipe.ordering.rows import Listed, code_of
 
 _FAR = 12
 """An action moves so many places at most."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from autopipe.core.schedule import Shape, StageMemory, StageTimes
-from autopipe.ordering.listing import Listed, Rules, listed
+from autopipe.ordering.listing import Rules, listed
 from autopipe.ordering.presets import FILLS, period_s, way_keys
+from autopipe.ordering.rows import Listed
 
 _KEPT = 6
 """So many of the best are varied."""

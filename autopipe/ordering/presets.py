@@ -9,7 +9,8 @@ from math import floor, inf
 
 from autopipe.core.schedule import Shape, StageMemory, StageTimes
 from autopipe.ordering.compiled import has_numba
-from autopipe.ordering.listing import Listed, Rules, listed
+from autopipe.ordering.listing import Rules, listed
+from autopipe.ordering.rows import Listed
 
 FILLS = (0.0, 0.5, 1.0)
 MANY = 100_000
