@@ -36,7 +36,10 @@ class _Given(NamedTuple):
 
 
 class _State(NamedTuple):
-    """The rows, when actions end and what they wait for, the critical path, and the state of the random numbers."""
+    """The rows, when actions end and what they wait for, the critical path, and the state of the random numbers.
+
+    ``at`` and ``free`` are where each rank is in its row, and when it is free.
+    """
 
     rows: Any
     best: Any
@@ -46,6 +49,8 @@ class _State(NamedTuple):
     ranks: Any
     critical: Any
     random: Any
+    at: Any
+    free: Any
 
 
 def annealed(
@@ -133,6 +138,8 @@ def _state(found: Listed, seed: int, fast: bool) -> _State:
         ranks=numbers(ranks, fast=fast, whole=True),
         critical=same(0, size, fast=fast, whole=True),
         random=numbers([seed % 2147483646 + 1], fast=fast, whole=True),
+        at=same(0, found.shape.ranks, fast=fast, whole=True),
+        free=same(0.0, found.shape.ranks, fast=fast),
     )
 
 
@@ -144,11 +151,11 @@ def _random(state: Any, below: int) -> int:
 
 def _evaluate(given: Any, state: Any) -> float:
     """When the last action ends, or −1 where actions wait for each other. Leaves what each one waited for."""
-    batches, ranks = given.batches, len(given.caps)
+    batches, ranks, at, free = given.batches, len(given.caps), state.at, state.free
     for n in range(len(state.ends)):
         state.ends[n] = -1.0
-    at = [given.starts[r] for r in range(ranks)]
-    free = [0.0] * ranks
+    for r in range(ranks):
+        at[r], free[r] = given.starts[r], 0.0
     left, moved = len(state.rows), True
     while moved:
         moved = False

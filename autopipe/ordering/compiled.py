@@ -20,12 +20,16 @@ def has_numba(*, loaded: bool = False) -> bool:
 
 @cache
 def compiled(function: FunctionType, *helpers: FunctionType) -> Callable[..., Any]:
-    """The function as machine code. It calls no Python functions but the helpers, each those before it."""
+    """The function as machine code. It calls no Python functions but the helpers, each those before it.
+
+    It may make no arrays or lists: then numba need not count who uses the many that it is given, at every call, which
+    takes four fifths of the time.
+    """
     njit = importlib.import_module("numba").njit
     names = dict(function.__globals__)
     made: Any = None
     for part in (*helpers, function):
-        made = njit(cache=True)(FunctionType(part.__code__, names, part.__name__))
+        made = njit(cache=True, _nrt=False)(FunctionType(part.__code__, names, part.__name__))
         names[part.__name__] = made
     compiled_function: Callable[..., Any] = made
     return compiled_function

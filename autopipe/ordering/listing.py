@@ -98,6 +98,8 @@ class _State(NamedTuple):
     oldest: Any
     rows: Any
     lengths: Any
+    codes: Any
+    begins: Any
 
 
 def listed(
@@ -187,4 +189,6 @@ def _state(shape: Shape, fast: bool) -> _State:
         oldest=zeros(shape.ranks),
         rows=zeros(3 * size),
         lengths=zeros(shape.ranks),
+        codes=zeros(shape.ranks),
+        begins=zeros(shape.ranks, whole=False),
     )

@@ -212,7 +212,7 @@ def run(given: Any, state: Any) -> float:
     ranks, left = len(given.caps), 0
     for s in range(len(given.forward)):
         left += given.batches * (2 if given.whole[s] else 3)
-    codes, begins = [0] * ranks, [0.0] * ranks
+    codes, begins = state.codes, state.begins
     for rank in range(ranks):
         codes[rank], begins[rank] = _pick(given, state, rank)
     while left > 0:
