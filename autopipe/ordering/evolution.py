@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import inf
 
 from autopipe.core.schedule import Shape, StageMemory, StageTimes
@@ -31,6 +32,9 @@ class Gene:
     strict: bool = False
     most: float = inf
     whole: tuple[bool, ...] = ()
+    admitted: float = inf
+    paces: tuple[float, float] = (1.0, 1.0)
+    keen: tuple[int, int] = (0, 0)
 
     def rules(self, shape: Shape, times: Sequence[StageTimes]) -> Rules:
         """The rules for stages."""
@@ -41,40 +45,96 @@ class Gene:
             forwards,
             backs,
             period,
-            window=self.window * max(t.forward_s for t in times),
+            windows=self._windows(shape, times),
             fill=self.fill,
             balance=self.balance,
             strict=self.strict,
-            most=() if self.most == inf else tuple(max(1.0, round(self.most * span + 1)) for span in spans),
+            most=self._most(spans),
             whole=self.whole,
+            turns=self._turns(shape),
         )
+
+    def _most(self, spans: Sequence[float]) -> tuple[float, ...]:
+        """How many micro-batches may be between each stage's F and I."""
+        if self.most == self.admitted == inf:
+            return ()
+        most = [max(1.0, round(self.most * span + 1) if self.most < inf else inf) for span in spans]
+        most[0] = min(most[0], max(1.0, round(self.admitted)))  if self.admitted < inf else most[0]
+        return tuple(most)
+
+    def _windows(self, shape: Shape, times: Sequence[StageTimes]) -> tuple[float, ...]:
+        """Ranks wait longer for the first and the last micro-batches, of which everything waits."""
+        unit = max(t.forward_s for t in times)
+        keen = unit + max(shape.hops_s, default=0.0)
+        first, last = self.keen
+        m = shape.micro_batches
+        return tuple(keen if n < first or n >= m - last else self.window * unit for n in range(m))
+
+    def _turns(self, shape: Shape) -> tuple[float, ...]:
+        """The first and the last p micro-batches may follow each other faster or more slowly than the others."""
+        if self.paces == (1.0, 1.0):
+            return ()
+        first, last = self.paces
+        p, m = shape.ranks, shape.micro_batches
+        return tuple(accumulate(first if n < p else last if n >= m - p else 1.0 for n in range(m)))
 
 
 def first_genes(shape: Shape, whole: tuple[bool, ...] = ()) -> Iterator[Gene]:
-    """Ways to begin: even ways and drawn-out ones, with and without waiting."""
+    """Ways to begin: even ways and drawn-out ones, with and without waiting, and then p micro-batches at a time."""
     passes = 2 * -(-shape.stages // shape.ranks)
     for stretch in (0.5, 1.0, 2.0, 3.0):
         for window in (0.0, 0.5):
             for fill in FILLS:
                 yield Gene((stretch,) * passes, window, fill, whole=whole)
+    for admitted in (shape.ranks, shape.ranks + 1):
+        for stretch in (1.0, 3.0):
+            for keen in ((0, 0), (1, 0)):
+                for fill in FILLS:
+                    yield Gene((stretch,) * passes, 0.0, fill, whole=whole, admitted=admitted, keen=keen)
 
 
 def varied(gene: Gene, rng: random.Random) -> Gene:
     """A neighbour of a gene."""
-    turn = rng.random()
-    if turn < 0.6:
-        stretches = list(gene.stretches)
-        for _ in range(rng.randint(1, 2)):
-            place = rng.randrange(len(stretches))
-            stretches[place] = min(12.0, max(0.1, stretches[place] * rng.uniform(0.6, 1.6)))
-        return replace(gene, stretches=tuple(stretches))
-    if turn < 0.75:
+    (change,) = rng.choices((_stretched, _admitting, _paced, _waiting, _filling, _otherwise), (9, 3, 2, 3, 2, 3))
+    return change(gene, rng)
+
+
+def _stretched(gene: Gene, rng: random.Random) -> Gene:
+    stretches = list(gene.stretches)
+    for _ in range(rng.randint(1, 2)):
+        place = rng.randrange(len(stretches))
+        stretches[place] = min(12.0, max(0.1, stretches[place] * rng.uniform(0.6, 1.6)))
+    return replace(gene, stretches=tuple(stretches))
+
+
+def _admitting(gene: Gene, rng: random.Random) -> Gene:
+    if gene.admitted == inf:
+        return replace(gene, admitted=rng.randint(2, 3 * len(gene.stretches) + 12))
+    return replace(gene, admitted=rng.choice([inf, *(max(1.0, gene.admitted + d) for d in (-2, -1, 1, 1, 2, 3))]))
+
+
+def _paced(gene: Gene, rng: random.Random) -> Gene:
+    first, last = gene.paces
+    if rng.random() < 0.5:
+        return replace(gene, paces=(rng.choice([0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0]), last))
+    return replace(gene, paces=(first, rng.choice([-0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25])))
+
+
+def _waiting(gene: Gene, rng: random.Random) -> Gene:
+    if rng.random() < 0.5:
         return replace(gene, window=rng.choice([0.0, 0.25, 0.5, 1.0, 1.5]))
-    if turn < 0.85:
-        return replace(gene, fill=rng.choice([0.0, 0.25, 0.5, 0.75, 1.0]), balance=rng.random() < 0.3)
-    if turn < 0.9:
+    return replace(gene, keen=(rng.choice([0, 0, 1, 1, 2, 3]), rng.choice([0, 0, 1, 2, 3])))
+
+
+def _filling(gene: Gene, rng: random.Random) -> Gene:
+    return replace(gene, fill=rng.choice([0.0, 0.25, 0.5, 0.75, 1.0]), balance=rng.random() < 0.3)
+
+
+def _otherwise(gene: Gene, rng: random.Random) -> Gene:
+    turn = rng.random()
+    if turn < 0.3:
         return replace(gene, strict=not gene.strict)
-    if turn < 0.95 and gene.whole:
+    if turn < 0.6 and gene.whole:
         place = rng.randrange(len(gene.whole))
         return replace(gene, whole=tuple(one != (s == place) for s, one in enumerate(gene.whole)))
     return replace(gene, most=rng.choice([inf, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0]))

@@ -29,24 +29,26 @@ from autopipe.ordering.rows import Listed
 class Rules:
     """What decides between actions.
 
-    ``forward_keys`` and ``backward_keys`` are per stage. ``window``: seconds that a rank waits for a more urgent
-    action, not for ``strict`` ones. ``fill``: a weight gradient runs in a gap of at least that part of its time (0: in
+    ``forward_keys`` and ``backward_keys`` are per stage. ``windows``: seconds that a rank waits for a more urgent
+    action, by its micro-batch, not for ``strict`` ones. ``fill``: a weight gradient runs in a gap of at least that part of its time (0: in
     any). ``pull``: likewise other actions in a strict order, always where it is not known when the gap ends (inf: only
     then; below 0: never). ``balance``: a weight gradient also runs where
     waiting would make this rank idle longer than any other. ``most``: so many micro-batches may be between F and I, per
-    stage. ``whole``: stages whose backward is not split.
+    stage. ``whole``: stages whose backward is not split. ``turns``: when each micro-batch's turn comes, in periods, by
+    default its number.
     """
 
     forward_keys: tuple[float, ...]
     backward_keys: tuple[float, ...]
     period: float
-    window: float = 0.0
+    windows: tuple[float, ...] = ()
     fill: float = 0.0
     strict: bool = False
     pull: float = 1.0
     balance: bool = False
     most: tuple[float, ...] = ()
     whole: tuple[bool, ...] = ()
+    turns: tuple[float, ...] = ()
 
 
 class _Given(NamedTuple):
@@ -63,8 +65,8 @@ class _Given(NamedTuple):
     whole: Any
     forward_keys: Any
     back_keys: Any
-    period: float
-    window: float
+    turns: Any
+    windows: Any
     fill: float
     strict: bool
     pull: float
@@ -137,6 +139,7 @@ def _given(
         return numbers(values, fast=fast, whole=whole)
 
     after_back = [0.0 if one else held for held, one in zip(memory.after_input_grad, whole, strict=True)]
+    turns = rules.turns or range(shape.micro_batches)
     extra = [max(0.0, i - f) for f, i in zip(memory.after_forward, after_back, strict=True)]
     return _Given(
         batches=shape.micro_batches,
@@ -150,8 +153,8 @@ def _given(
         whole=of(whole, whole=True),
         forward_keys=of(rules.forward_keys),
         back_keys=of(rules.backward_keys),
-        period=float(rules.period),
-        window=float(rules.window),
+        turns=of([rules.period * turn for turn in (*turns, 0.0)]),
+        windows=of(rules.windows or (0.0,) * shape.micro_batches),
         fill=float(rules.fill),
         strict=rules.strict,
         pull=float(rules.pull),

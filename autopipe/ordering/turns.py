@@ -34,20 +34,20 @@ def _most_urgent(given: Any, state: Any, rank: int) -> tuple[int, float]:
             if b >= batches:
                 continue
             at = state.arrives_b[s * batches + b] if op else state.arrives_f[s * batches + b]
-            if at >= soon_at and at > now + given.window:
+            if at >= soon_at and at > now + given.windows[b]:
                 continue
             if op:
                 if not _back_fits(given, state, rank, s):
                     continue
-                key = given.back_keys[s] + b * given.period
+                key = given.back_keys[s] + given.turns[b]
             else:
                 need = state.held[rank] + reserve
                 if b > state.oldest[rank]:
                     need += given.after_forward[s]
                 if need > given.caps[rank] or b - state.backs[s] >= given.most[s]:
                     continue
-                key = given.forward_keys[s] + b * given.period
-            if at <= now + given.window and key < best_key:
+                key = given.forward_keys[s] + given.turns[b]
+            if at <= now + given.windows[b] and key < best_key:
                 best, best_at, best_key = 3 * s + op, at, key
             if at < soon_at:
                 soon, soon_at = 3 * s + op, at
@@ -63,11 +63,11 @@ def _in_turn(given: Any, state: Any, rank: int) -> tuple[int, float]:
     for n in range(given.starts[rank], given.starts[rank + 1]):
         s = given.owns[n]
         if state.forwards[s] < batches:
-            key = given.forward_keys[s] + state.forwards[s] * given.period
+            key = given.forward_keys[s] + given.turns[state.forwards[s]]
             if key < turn_key:
                 turn, turn_key = 3 * s, key
         if state.backs[s] < batches:
-            key = given.back_keys[s] + state.backs[s] * given.period
+            key = given.back_keys[s] + given.turns[state.backs[s]]
             if key < turn_key:
                 turn, turn_key = 3 * s + 1, key
     if turn < 0:
@@ -93,13 +93,13 @@ def _pulled(given: Any, state: Any, rank: int, until: float) -> int:
         s = given.owns[n]
         b = state.backs[s]
         if b < state.forwards[s] and state.arrives_b[s * batches + b] <= now:
-            key = given.back_keys[s] + b * given.period
+            key = given.back_keys[s] + given.turns[b]
             fits = until >= NEVER or now + given.pull * given.back[s] <= until
             if fits and key < best_key and _back_fits(given, state, rank, s):
                 best, best_key = 3 * s + 1, key
         b = state.forwards[s]
         if b < batches and state.arrives_f[s * batches + b] <= now:
-            key = given.forward_keys[s] + b * given.period
+            key = given.forward_keys[s] + given.turns[b]
             fits = until >= NEVER or now + given.pull * given.forward[s] <= until
             fits = fits and key < best_key and state.held[rank] + given.after_forward[s] <= given.caps[rank]
             if fits and _gets_through(given, state, rank, s, key):
@@ -118,10 +118,10 @@ def _gets_through(given: Any, state: Any, rank: int, early: int, key: float) -> 
         least, which = key, -1
         for n in range(given.starts[rank], given.starts[rank + 1]):
             s = given.owns[n]
-            forward = given.forward_keys[s] + state.ahead_f[s] * given.period
+            forward = given.forward_keys[s] + given.turns[state.ahead_f[s]]
             if state.ahead_f[s] < given.batches and forward < least:
                 least, which = forward, 2 * s
-            back = given.back_keys[s] + state.ahead_b[s] * given.period
+            back = given.back_keys[s] + given.turns[state.ahead_b[s]]
             if state.ahead_b[s] < given.batches and back < least:
                 least, which = back, 2 * s + 1
         if which < 0:
