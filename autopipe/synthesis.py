@@ -45,6 +45,9 @@ _EVOLVING = 0.7
 _PARTS = 4
 """Annealing begins anew so many times at the least, each from the best so far."""
 
+_LINES = 3
+"""Annealing goes on from so many orders, in turn."""
+
 _FAST_PART, _PART = 60_000_000, 2_000_000
 """Actions that a part of annealing walks at most, compiled and in plain Python: about a second."""
 
@@ -121,6 +124,7 @@ class _Search:
     fast: bool
     best: Listed | None = None
     origin: str = ""
+    others: list[Listed] = field(default_factory=list)
     started: float = field(default_factory=time.process_time)
     bound_s: float = 0.0
 
@@ -200,17 +204,21 @@ class _Search:
         )
         for each in found[:1]:
             self._offer(each, "evolution")
+        self.others = found[:_LINES]
 
     def _anneal(self) -> None:
-        """The rest, a part at a time, each from the best so far; parts are short enough to stop in time."""
+        """The rest, a part at a time, in turn from the best and from others; parts are short enough to stop in time."""
+        lines = [(each, "evolution") for each in self.others if self.best and each.rows is not self.best.rows]
+        lines = [*([(self.best, self.origin)] if self.best else []), *lines][:_LINES]
         left, longest = _MOVES * self.tries, (_FAST_PART if self.fast else _PART) // self.actions
         part = max(1, min(left // _PARTS, longest))
-        for turn in range(left // part):
-            if self._over() or self.best is None:
+        for turn in range(left // part if lines else 0):
+            if self._over():
                 return
-            origin = self.origin.removesuffix(_ANNEALED) + _ANNEALED
-            found = annealed(self.best, self.times, self.memory, tries=part, seed=self.seed + turn, fast=self.fast)
-            self._offer(found, origin)
+            begun, origin = lines[turn % len(lines)]
+            found = annealed(begun, self.times, self.memory, tries=part, seed=self.seed + turn, fast=self.fast)
+            lines[turn % len(lines)] = found, origin
+            self._offer(found, origin + _ANNEALED)
 
 
 def one_by_one(shape: Shape) -> Order:
