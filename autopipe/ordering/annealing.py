@@ -1,9 +1,9 @@
 """Annealing of an order: actions on the critical path change places with others of their rank, memory permitting.
 
 A step can only get shorter when something on its critical path moves. So each try takes an action from that path and
-moves it a few places; what makes the step longer by less than a random threshold is kept, and the threshold falls to
-nothing (Dueck and Scheuer, 1990). The rows stay legal: F, I and W of a micro-batch in this order, each stage's
-micro-batches in theirs.
+moves it a few places, with a weight gradient ahead of it where memory asks for one; what makes the step longer by less
+than a random threshold is kept, and the threshold falls to nothing (Dueck and Scheuer, 1990). The rows stay legal: F, I
+and W of a micro-batch in this order, each stage's micro-batches in theirs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autopipe.ordering.rows import Listed, code_of
 _FAR = 12
 """An action moves so many places at most."""
 
-_WARM = 0.002
+_WARM = 0.001
 """At first a step may get longer by up to this part."""
 
 
@@ -58,7 +58,7 @@ def annealed(
 ) -> Listed:
     """The best order that ``tries`` moves reach from one that fits; never a worse one."""
     given, state = _given(found, times, memory, fast), _state(found, seed, fast)
-    run = compiled(_anneal, _random, _evaluate, _trace, _legal, _shift, _fits) if fast else _anneal
+    run = compiled(_anneal, _random, _evaluate, _trace, _legal, _shift, _fits, _room, _back, _move) if fast else _anneal
     if not run(given, state, tries, _FAR, _WARM) < found.makespan_s:
         return found
     state.rows[:] = state.best
@@ -79,6 +79,8 @@ def evaluated(
 
 def merged(found: Listed, times: Sequence[StageTimes], memory: StageMemory) -> Listed:
     """The order with I and W in one B where W comes right behind I and B is shorter; the same one if that is longer."""
+    if all(t.backward_s >= t.input_grad_s + t.weight_grad_s for t in times):
+        return found
     rows = []
     for row in found.order:
         kept: list[Action] = []
@@ -243,6 +245,39 @@ def _fits(given: Any, state: Any, rank: int) -> bool:
     return True
 
 
+def _room(given: Any, state: Any, rank: int, target: int) -> int:
+    """Bring the next weight gradient behind a place to that place; where it came from, 0 where none may."""
+    for place in range(target + 1, given.starts[rank + 1]):
+        if state.rows[place] // given.batches % 4 == 2:
+            if not _legal(given, state, place, target):
+                return 0
+            _shift(state, place, target)
+            return place
+    return 0
+
+
+def _move(given: Any, state: Any, rank: int, source: int, target: int) -> int:
+    """Move an action, and where memory asks for it a weight gradient before it.
+
+    Where that one came from, 0 where none is needed, −1 where it does not fit and all is as before.
+    """
+    _shift(state, source, target)
+    if _fits(given, state, rank):
+        return 0
+    came = _room(given, state, rank, target)
+    if came > 0 and _fits(given, state, rank):
+        return came
+    _back(state, source, target, came)
+    return -1
+
+
+def _back(state: Any, source: int, target: int, came: int) -> None:
+    """Undo a move."""
+    if came > 0:
+        _shift(state, target, came)
+    _shift(state, target, source)
+
+
 def _anneal(given: Any, state: Any, tries: int, far: int, warm: float) -> float:
     current = _evaluate(given, state)
     best = current
@@ -256,11 +291,13 @@ def _anneal(given: Any, state: Any, tries: int, far: int, warm: float) -> float:
             continue
         if not _legal(given, state, source, target):
             continue
-        _shift(state, source, target)
-        makespan = _evaluate(given, state) if _fits(given, state, rank) else -1.0
+        came = _move(given, state, rank, source, target)
+        if came < 0:
+            continue
+        makespan = _evaluate(given, state)
         slack = warm * best * (1.0 - n / tries) ** 2 * _random(state, 1000) / 1000
         if makespan < 0 or makespan > current + slack:
-            _shift(state, target, source)
+            _back(state, source, target, came)
             continue
         current = makespan
         count = _trace(given, state)

@@ -59,7 +59,7 @@ class Gene:
         if self.most == self.admitted == inf:
             return ()
         most = [max(1.0, round(self.most * span + 1) if self.most < inf else inf) for span in spans]
-        most[0] = min(most[0], max(1.0, round(self.admitted)))  if self.admitted < inf else most[0]
+        most[0] = min(most[0], max(1.0, round(self.admitted))) if self.admitted < inf else most[0]
         return tuple(most)
 
     def _windows(self, shape: Shape, times: Sequence[StageTimes]) -> tuple[float, ...]:
