@@ -148,6 +148,22 @@ def test_the_bound_at_equal_stages_is_the_papers() -> None:
     assert makespan_bound_s(shape, [StageTimes(0.5, 1, 0.5, 0.5)] * 8) == 8 * 3 + 3 * 0.75
 
 
+def test_the_bound_in_little_memory_is_what_is_reached() -> None:
+    """m(F + I + W) + (p − 1)(F + I − W), ZB-H1's, in the memory of p micro-batches with one stage on a rank.
+
+    In the memory of 3 of 2 ranks: the last I goes back to rank 0 while rank 1 has two W left, which are too short.
+    """
+    shape, times = Shape(4, 8, place("loop", 4, 1)), [StageTimes(3, 3, 2, 1)] * 4
+    memory = StageMemory.of(shape, 4)
+    assert makespan_bound_s(shape, times, memory) == 8 * 6 + 3 * 4
+    order = known_order(kind("ZB-H1"), shape, times)
+    made = evaluated(shape, order, times, memory) if order else None
+    assert made is not None
+    assert made.makespan_s == 8 * 6 + 3 * 4
+    shape, times = Shape(2, 8, (0, 1)), [StageTimes(4, 7, 6, 1)] * 2
+    assert makespan_bound_s(shape, times, StageMemory.of(shape, 3)) == 4 + 8 * 11 + 6 + 1 - 3
+
+
 def test_too_little_memory_is_an_error() -> None:
     shape = Shape(2, 2, (0, 1))
     with pytest.raises(UsageError, match="one micro-batch does not fit on some rank of 2"):

@@ -1,7 +1,10 @@
 """Evolution of the rules of list scheduling: the best ones are varied at random, and better ones replace them.
 
 What is varied: how the way of a micro-batch is drawn out on each pass over the ranks (which sets how many are in
-flight where), the window, the filling of gaps, and how many micro-batches may be between F and I.
+flight where), the window, the filling of gaps, how many micro-batches may be between F and I, and how many of them are
+admitted: p at a time keep step on the way over all ranks, where more would fill the memory of the first ones. The first
+and the last micro-batches are another matter than those between: until the first is back ranks only fill up, behind
+the last they only run empty, so these may follow each other at another pace, and ranks may wait for them.
 """
 
 from __future__ import annotations
@@ -23,7 +26,12 @@ _KEPT = 6
 
 @dataclass(frozen=True)
 class Gene:
-    """What makes rules: see presets.way_keys and Rules. ``window`` counts forwards; ``most`` is relative to the way."""
+    """What makes rules: see presets.way_keys and Rules. ``window`` counts forwards; ``most`` is relative to the way.
+
+    ``admitted`` is how many micro-batches may be between the first stage's F and I. ``paces`` are the periods of the
+    first and the last p micro-batches, as parts of the others'. For the first and the last ``keen`` micro-batches a rank
+    waits as long as it sees ahead.
+    """
 
     stretches: tuple[float, ...]
     window: float = 0.0
@@ -59,8 +67,7 @@ class Gene:
         if self.most == self.admitted == inf:
             return ()
         most = [max(1.0, round(self.most * span + 1) if self.most < inf else inf) for span in spans]
-        most[0] = min(most[0], max(1.0, round(self.admitted))) if self.admitted < inf else most[0]
-        return tuple(most)
+        return (min(most[0], self.admitted), *most[1:])
 
     def _windows(self, shape: Shape, times: Sequence[StageTimes]) -> tuple[float, ...]:
         """Ranks wait longer for the first and the last micro-batches, of which everything waits."""

@@ -34,7 +34,7 @@ class Rules:
     of its time (0: in any). ``pull``: likewise other actions in a strict order, always where it is not known when the
     gap ends (inf: only then; below 0: never). ``balance``: a weight gradient also runs where waiting would make this
     rank idle longer than any other. ``most``: so many micro-batches may be between F and I, by stage. ``whole``:
-    stages whose backward is not split. ``turns``: when each micro-batch's turn comes, in periods, by default its number.
+    stages whose backward is not split. ``turns``: when each micro-batch's turn comes, in periods, else its number.
     """
 
     forward_keys: tuple[float, ...]
