@@ -29,8 +29,8 @@ class Gene:
     """What makes rules: see presets.way_keys and Rules. ``window`` counts forwards; ``most`` is relative to the way.
 
     ``admitted`` is how many micro-batches may be between the first stage's F and I. ``paces`` are the periods of the
-    first and the last p micro-batches, as parts of the others'. For the first and the last ``keen`` micro-batches a rank
-    waits as long as it sees ahead.
+    first and the last p micro-batches, as parts of the others'. For the first and the last ``keen`` micro-batches a
+    rank waits as long as it sees ahead.
     """
 
     stretches: tuple[float, ...]
