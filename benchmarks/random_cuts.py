@@ -1,16 +1,18 @@
 """Random cuts under random schedules, on real ranks: how many train otherwise than one process?
 
-    python benchmarks/random_cuts.py [--draws 500] [--ranks 2,3,4] [--models NAME,…]
+    python benchmarks/random_cuts.py [--draws 500] [--ranks 2,3,4] [--models NAME,…] [--emulated]
 
 A draw takes a model of tests/models.py, ranks, a table (a named schedule, or any valid order of whole and split
 backwards with stages anywhere), legal cuts, layers that recompute and a number of micro-batches. Two training steps are
 compared with one process by losses, every gradient and every buffer, as autopipe check does. Prints every wrong draw,
-and their number.
+and their number. ``--emulated`` runs the same stages by the same tables in one process, without the ranks' messages:
+a tenth of the processor time.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import sys
 from collections import Counter
@@ -25,9 +27,14 @@ import autopipe.schedules  # noqa: F401  (registers them)
 from autopipe.core.errors import UsageError
 from autopipe.core.schedule import Schedule, kinds
 from autopipe.runtime import launch
-from autopipe.runtime.parity import TOLERANCE, RankParity, compare, relative
+from autopipe.runtime.draws import same_draws
+from autopipe.runtime.in_turn import check_in_turn
+from autopipe.runtime.parity import TOLERANCE, RankParity, compare, dense, difference, largest, relative
 from autopipe.runtime.runner import Runner
+from autopipe.runtime.stages import build_stages
 from tests.models import ZOO
+from tests.runtime.chained import eager, take_steps
+from tests.runtime.tabled import tabled
 from tests.runtime.twins import Twin, twin
 from tests.synthetic import random_schedule
 
@@ -68,14 +75,14 @@ def table(rng: random.Random, ranks: int, most: int, *, in_turn: bool) -> Schedu
             return made
 
 
-def draws(names: list[str], count: int) -> list[Draw]:
-    """On each rank: so many draws of each model."""
-    return [draw for name in names for draw in of_model(name, count)]
+def draws(names: list[str], ranks: int, count: int, *, emulated: bool) -> list[Draw]:
+    """So many draws of each model: on each rank, or of all ranks in one process."""
+    return [draw for name in names for draw in of_model(name, ranks, count, emulated=emulated)]
 
 
-def of_model(name: str, count: int) -> list[Draw]:
+def of_model(name: str, ranks: int, count: int, *, emulated: bool) -> list[Draw]:
     """Draws of one model; one capture serves all of them."""
-    ranks, pair = torch.distributed.get_world_size(), twin(name)
+    pair = twin(name)
     layers = pair.captured.layers
     legal = [n + 1 for n, layer in enumerate(layers[:-1]) if layer.cut_after]
     if len(legal) + 1 < ranks:
@@ -88,14 +95,14 @@ def of_model(name: str, count: int) -> list[Draw]:
         cuts = sorted(rng.sample(legal, chosen.stages - 1))
         again = [layer for layer in range(len(layers)) if rng.random() < 0.3]
         with pair.anew():
-            parity = compared(pair, chosen, cuts, again)
+            parity = (in_one_process if emulated else on_ranks)(pair, chosen, cuts, again)
         losses = relative(parity.losses, parity.reference_losses) if parity.losses else 0.0
         what = f"{name} {chosen.name} on {ranks} ranks, cuts {cuts}, recompute {again}"
         found.append(Draw(what, losses, parity.max_gradient_difference, parity.worst))
     return found
 
 
-def compared(pair: Twin, chosen: Schedule, cuts: list[int], again: list[int]) -> RankParity:
+def on_ranks(pair: Twin, chosen: Schedule, cuts: list[int], again: list[int]) -> RankParity:
     """This rank's part of two steps, against one process."""
     runner = Runner(
         pair.captured,
@@ -111,27 +118,63 @@ def compared(pair: Twin, chosen: Schedule, cuts: list[int], again: list[int]) ->
     return compare(runner, pair.reference.model, pair.workload, batch)
 
 
+def in_one_process(pair: Twin, chosen: Schedule, cuts: list[int], again: list[int]) -> RankParity:
+    """Two steps of all ranks' stages, against the model as it is."""
+    case, model, reference = ZOO[pair.workload.name], pair.workload.model, pair.reference.model
+    check_in_turn(pair.captured, chosen, cuts)
+    stages = build_stages(pair.captured, cuts, recompute=again, deferred=chosen.splits_backward)
+    result, differences = RankParity(), []
+    for step in range(2):
+        torch.manual_seed(step)
+        batches = [case.example_batch(pair.size) for _ in range(chosen.micro_batches)]
+        with same_draws(pair.captured):
+            result.reference_losses.append(sum(eager(case, reference, batches)))
+            result.losses.append(sum(tabled(case, pair.captured, stages, chosen, batches)))
+        differences += differing(model, reference)
+        take_steps(model, reference)
+    result.max_gradient_difference = largest(value for value, _ in differences)
+    result.worst = max(differences)[1]
+    return result
+
+
+def differing(model: torch.nn.Module, reference: torch.nn.Module) -> list[tuple[float, str]]:
+    """The difference of every gradient and buffer, and its name."""
+    expected = {name: p.grad for name, p in reference.named_parameters()}
+    most = largest(float(dense(g).abs().max()) for g in expected.values() if g is not None)
+    buffers = dict(reference.named_buffers())
+    return [
+        *((difference(p.grad, expected[name], most), name) for name, p in model.named_parameters()),
+        *((difference(buffer, buffers[name], 0.0), name) for name, buffer in model.named_buffers()),
+    ]
+
+
+def tell(text: str) -> None:
+    """Say on stderr how far it is."""
+    print(text, file=sys.stderr)
+
+
 def main() -> None:
     """Print wrong draws and the count."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--draws", type=int, default=500)
     parser.add_argument("--ranks", default="2,3,4")
     parser.add_argument("--models", default=",".join(name for name, case in ZOO.items() if not case.refused))
+    parser.add_argument("--emulated", action="store_true", help="all ranks in one process")
     options = parser.parse_args()
     names, numbers = options.models.split(","), list(map(int, options.ranks.split(",")))
     each = -(-options.draws // (len(names) * len(numbers)))
     wrong, schedules = 0, Counter[str]()
     for ranks in numbers:
-        parts = launch.launch(
-            draws, (names, each), ranks=ranks, timeout_s=600.0, progress=lambda text: print(text, file=sys.stderr)
-        )
+        run = functools.partial(draws, names, ranks, each, emulated=options.emulated)
+        parts = [run()] if options.emulated else launch.launch(run, (), ranks=ranks, timeout_s=600.0, progress=tell)
         for same in zip(*parts, strict=True):
             schedules[same[0].what.split(" ")[1]] += 1
             bad = [draw for draw in same if not draw.right]
             wrong += bool(bad)
             for draw in bad:
                 print(f"wrong  {draw.what}: losses {draw.losses:.1e}, gradients {draw.gradients:.1e} in {draw.worst}")
-    print(f"{schedules.total()} random cuts under {len(schedules)} schedules on {options.ranks} ranks: {wrong} wrong")
+    where = "emulated ranks" if options.emulated else "ranks"
+    print(f"{schedules.total()} random cuts under {len(schedules)} schedules on {options.ranks} {where}: {wrong} wrong")
     print(", ".join(f"{name} {number}" for name, number in schedules.most_common()))
 
 

@@ -31,24 +31,24 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", list(ZOO))
-def test_a_model_is_planned_and_checked(run, tmp_path: Path, capfd, name: str, depth: int) -> None:
+def test_a_model_is_planned_and_checked(run, tmp_path: Path, capfd, name: str) -> None:
     case = ZOO[name]
     zoo_file(tmp_path, name)
-    cluster = Cluster("test", (Device("cpu", 4 << 30, depth),), (Tier("local", depth, Link(1e-4, 1e9)),))
-    files.write(cluster, "cluster.json")
-    size = ("--micro-batch", "4" if case.fixed else "2", "--global-batch", "8", "--budget", "0")
-    code = run("plan", f"{name}.py", "--cluster", "cluster.json", "--depth", str(depth), *size)
-    said = capfd.readouterr().err.splitlines()
-    if case.refused:
-        assert code == 2
-        assert case.refused in said[-1]
-        return
-    assert code == 0, said
-    assert files.load("plan.json").depth == depth
-    code = run("check", "plan.json", "--timeout", "300")
-    parity = files.read("plan.check.json", CheckResult).parity
-    assert code == 0, parity
-    assert parity.passed
+    for depth in (2, 3):  # in one folder: on two cores the second plan finds the first one's profile
+        cluster = Cluster("test", (Device("cpu", 4 << 30, depth),), (Tier("local", depth, Link(1e-4, 1e9)),))
+        files.write(cluster, "cluster.json")
+        size = ("--micro-batch", "4" if case.fixed else "2", "--global-batch", "8", "--budget", "0")
+        code = run("plan", f"{name}.py", "--cluster", "cluster.json", "--depth", str(depth), *size)
+        said = capfd.readouterr().err.splitlines()
+        if case.refused:
+            assert code == 2
+            assert case.refused in said[-1]
+            return
+        assert code == 0, said
+        assert files.load("plan.json").depth == depth
+        code = run("check", "plan.json", "--timeout", "300")
+        parity = files.read("plan.check.json", CheckResult).parity
+        assert code == 0, parity
+        assert parity.passed
