@@ -1,7 +1,8 @@
 """Models whose forward leaves something for the next one: a moving average, a counter, a hidden state.
 
 What a micro-batch meets is then what the one before it left, as in one process: each stage must run its forwards in
-micro-batch order, and there must be one copy of it. All named schedules but the two-way ones are like that.
+micro-batch order, and there must be one copy of it. All named schedules but the two-way ones are like that. Those have
+two copies, and may run norms, whose statistics no forward in training looks at.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def check_in_turn(captured: Captured, schedule: Schedule, cuts: Sequence[int]) -
     """Raises UsageError where a stage that leaves something behind runs its forwards in another order, or twice."""
     bounds = [0, *cuts, len(captured.layers)]
     for stage, part in enumerate(schedule.part_of):
-        left = captured.carried(bounds[part], bounds[part + 1])
+        left = captured.carried(bounds[part], bounds[part + 1], met=schedule.ways > 1)
         if not left:
             continue
         what = f"{_where(captured, left)}: each forward changes {left} for the next one"

@@ -52,9 +52,15 @@ def test_another_order_is_refused_with_what_is_left_behind(name: str, left: str)
 def test_two_copies_of_what_is_left_behind_are_refused() -> None:
     table = kind("Chimera").schedule(2, 4)
     with pytest.raises(UsageError, match=r"Chimera trains 2 copies of it: use a one-way schedule"):
-        check_in_turn(captured_case(ZOO["resnet"]), table, [3])
-    check_in_turn(captured_case(ZOO["sequential"]), table, [2])
+        check_in_turn(captured_case(ZOO["ema_buffers"]), table, [2])
     check_in_turn(captured_case(ZOO["sequential"]), out_of_order(), [1])
+
+
+def test_two_copies_may_keep_statistics_that_no_forward_looks_at() -> None:
+    captured = capture(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)), vector_batch(4)[0])
+    check_in_turn(captured, kind("Chimera").schedule(2, 4), [1])
+    with pytest.raises(UsageError, match=r"each forward changes 1\.running_mean"):
+        check_in_turn(captured, out_of_order(), [2])
 
 
 class Cell(nn.Module):

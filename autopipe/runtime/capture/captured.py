@@ -15,7 +15,7 @@ from autopipe.core.profile import Edge, Layer, Tie
 from autopipe.runtime.capture.boundary import Layout
 from autopipe.runtime.capture.inputs import Inputs, Signature
 from autopipe.runtime.capture.opaque import Call, calls_in
-from autopipe.runtime.capture.program import Program, storages, written
+from autopipe.runtime.capture.program import NORMS_WITH_STATISTICS, Program, storages, written
 from autopipe.runtime.capture.torch_private import tree_unflatten
 
 
@@ -95,18 +95,25 @@ class Captured:
         whole = self.whole(0, len(self.layers))
         return changed | {f"{call.path}.{name}" for call in whole for name in call.known.rewrites}
 
-    def carried(self, start: int, stop: int) -> str:
+    def carried(self, start: int, stop: int, *, met: bool = False) -> str:
         """Something that a forward of layers ``start`` to ``stop`` (excluded) leaves for the next; empty for nothing.
 
-        It is a buffer, a parameter, or a plain attribute of a module that is kept whole.
+        It is a buffer, a parameter, or a plain attribute of a module that is kept whole. With ``met`` it changes what
+        the next one gives: statistics that norms only keep, and counts that nothing reads, are left out.
         """
         inside = [node for node, n in self.layout.layer.items() if start <= n < stop]
         changed = {key for node in inside for arg in written(node) for key in storages(arg)}
         for node, state in self.program.state.items():
-            if storages(node) & changed:
+            if storages(node) & changed and not (met and self._only_kept(node)):
                 return state.name
         left = [f"{call.path}.{name}" for call in self.whole(start, stop) for name in call.known.left_behind()]
         return left[0] if left else ""
+
+    def _only_kept(self, state: fx.Node) -> bool:
+        """Whether what touches a piece of the model's state gives nothing to others, norms apart."""
+        key = storages(state)
+        using = [n for n in self.layout.layer if any(storages(arg) & key for arg in n.all_input_nodes)]
+        return all(n.target in NORMS_WITH_STATISTICS or not self.layout.layer.keys() & n.users.keys() for n in using)
 
     def crossing(self, cut: int) -> tuple[Edge, ...]:
         """The edges that a cut before layer ``cut`` sends on, relayed ones included, in the order on the wire."""
