@@ -69,7 +69,7 @@ def run_and_compare(
     """
     recorder = _Recorder(program)
     try:
-        (alone,) = _run(recorder, model, program, tensors, loss, 1, weightless=reference.weightless)
+        (alone,) = _run(recorder, model, program, tensors, loss, 1)
     except RuntimeError as error:
         return Findings(frozenset(), {}, (f"running it fails: {' '.join(str(error).split())[:200]}",))
     reached, dtypes = frozenset(recorder.reached), dict(recorder.dtypes)
@@ -88,7 +88,7 @@ def _differences_in_turn(
     model: nn.Module, program: Program, tensors: Sequence[torch.Tensor], loss: Loss | None, pair: Sequence[Outcome]
 ) -> list[str]:
     try:
-        outcomes = _run(_Recorder(program), model, program, tensors, loss, len(pair), weightless=False)
+        outcomes = _run(_Recorder(program), model, program, tensors, loss, len(pair))
     except RuntimeError as error:
         said = " ".join(str(error).split())[:200]
         return [f"a second micro-batch before the first one's backward fails: {said}"]
@@ -103,8 +103,6 @@ def _run(
     tensors: Sequence[torch.Tensor],
     loss: Loss | None,
     count: int,
-    *,
-    weightless: bool,
 ) -> list[Outcome]:
     """The forwards of so many micro-batches, then their backwards."""
     with undisturbed(model, tensors) as given:
@@ -114,7 +112,7 @@ def _run(
             leaves = _leaves(program, recorder.run(*_arguments(model, program, rows)))
             value, _ = scalar(leaves, loss, tree_unflatten(leaves, program.spec))
             passes.append((leaves, value, buffers_of(model)))
-        return [finished(model, *each, weightless=weightless) for each in passes]
+        return [finished(model, *each) for each in passes]
 
 
 def _arguments(model: nn.Module, program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

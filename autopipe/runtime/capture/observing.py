@@ -62,7 +62,7 @@ def observe(model: nn.Module, signature: Signature, tensors: Sequence[torch.Tens
         value, read = scalar(leaves, loss, output)
         written = bool(buffers.changed()) or held != parameter_versions(model)
         buffers = Buffers(model)
-        alone = finished(model, leaves, value, buffers.values, weightless=weightless)
+        alone = finished(model, leaves, value, buffers.values, backward=not weightless)
         again = buffers.changed()
         asked = len(packed)
         carries = not weightless and (written or _differs_again(model, signature, given, loss, alone))
@@ -95,10 +95,10 @@ def finished(
     value: torch.Tensor,
     buffers: Mapping[str, torch.Tensor],
     *,
-    weightless: bool,
+    backward: bool = True,
 ) -> Outcome:
     """Run the backward of a forward whose loss and buffers are known; the model has no gradients afterwards."""
-    if value.requires_grad and not weightless:
+    if value.requires_grad and backward:
         value.backward()
     gradients = {name: p.grad for name, p in model.named_parameters()}
     for parameter in model.parameters():
@@ -135,7 +135,7 @@ def _one(
     leaves, _ = flatten_output(output)
     value, _ = scalar(leaves, loss, output)
     buffers = buffers_of(model)
-    outcome = finished(model, leaves, value, buffers, weightless=False)
+    outcome = finished(model, leaves, value, buffers)
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])  # a checkpoint may have changed it again
