@@ -18,7 +18,7 @@ DEMO := build/demo
 
 demo: .venv/installed
 	mkdir -p $(DEMO)
-	$(BIN)/autopipe plan examples/gpt2.py --devices 2 --global-batch 8 -o $(DEMO)/plan.json
+	$(BIN)/autopipe plan examples/gpt2.py --devices 2 --global-batch 8 --replicas 1 -o $(DEMO)/plan.json
 	$(BIN)/autopipe check $(DEMO)/plan.json
 
 lint: .venv/installed

@@ -104,7 +104,7 @@ def plan(
     micro_batch: MicroBatch = None,
     depth: Annotated[str | None, typer.Option(metavar="2,4", help="Ranks of the pipeline.")] = None,
     replicas: Annotated[
-        str | None, typer.Option(metavar="1,2", help="Copies of the pipeline that share the batch; 1 by default.")
+        str | None, typer.Option(metavar="1,2", help="Copies of the pipeline that share the batch; all by default.")
     ] = None,
     schedule: Annotated[str | None, typer.Option(metavar="1F1B,ZB-V", help="Schedules to try, or all.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw (default).")] = None,

@@ -1,6 +1,6 @@
 """A small GPT-2 from its config, as transformers ships it: input and output embedding are one parameter.
 
-autopipe plan examples/gpt2.py --devices 2 --global-batch 8
+autopipe plan examples/gpt2.py --devices 2 --global-batch 8 --replicas 1
 """
 
 from __future__ import annotations

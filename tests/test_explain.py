@@ -61,7 +61,7 @@ def test_the_limits_are_those_of_the_plan_headroom_and_all():
     plan = autopipe.plan(MODEL, TWO, global_batch=16, memory_bytes=200_000_000, headroom=0.1)
     again = by_name(plan)
     assert again["nothing else asked for"].predicted == plan.predicted
-    assert again["nothing else asked for"].memory_limit_bytes == plan.memory_limit_bytes == (180_000_000,) * 2
+    assert again["nothing else asked for"].memory_limit_bytes == plan.memory_limit_bytes == (180_000_000,) * plan.depth
 
 
 def test_the_paragraph_holds_the_numbers():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -22,11 +23,11 @@ from tests.synthetic import GIB, chain, cluster
 
 SECONDS = [0.01, 0.01, 0.01, 0.01, 0.03, 0.03]
 MODEL = chain(SECONDS, micro_batches=(1, 2), overhead_s=0.001)
-TWO = cluster(2, memory_bytes=GIB)
+TWO = cluster(4, memory_bytes=GIB)
 
 
 def search(**choices):
-    fixed = {"global_batch": 8, "devices": 2, "micro_batches": (1, 2), "schedules": ("1F1B", "GPipe")}
+    fixed = {"global_batch": 8, "devices": 2, "micro_batches": (1, 2), "schedules": ("1F1B", "GPipe"), "replicas": (1,)}
     return autopipe.plan(MODEL, TWO, **(fixed | choices))
 
 
@@ -65,6 +66,12 @@ def test_neighbours_move_one_cut_to_the_next_legal_place():
     assert sorted(each.plan.cuts for each in neighbours(search, MODEL, plan)) == [(2,), (4,)]
     edge = search(depths=(2,), pins={"layers.1": 1})
     assert [each.plan.cuts for each in neighbours(search, MODEL, edge)] == [(2,)]
+
+
+def test_replicas_are_named_and_their_neighbours_keep_them():
+    plan = search(depths=(2,), replicas=(2,), devices=4)
+    assert plan_name(plan).endswith(", 2 replicas")
+    assert {each.plan.replicas for each in neighbours(partial(search, devices=4), MODEL, plan)} == {2}
 
 
 # learning

@@ -40,8 +40,8 @@ def wanted_depths(
 
 
 def wanted_replicas(cluster: Cluster, global_batch: int, replicas: Sequence[int] | None) -> tuple[int, ...]:
-    """The numbers of replicas to try, ascending: those asked for, that divide the global batch."""
-    asked = sorted(set((1,) if replicas is None else replicas))
+    """The numbers of replicas to try, ascending: those asked for, by default all, that divide the global batch."""
+    asked = sorted(set(range(1, len(cluster) + 1) if replicas is None else replicas))
     if not asked:
         raise UsageError(f"no number of replicas is left to try: use --replicas 1…{len(cluster)}")
     for count in asked:
