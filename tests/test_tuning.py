@@ -104,7 +104,7 @@ def test_a_slower_machine_is_learned_from_one_trial():
     other = search(**shape)
     slow = chain([1.3 * t for t in SECONDS], overhead_s=0.001)
     evenly = learned(MODEL, [seen(plan, 1.3, 1.3)])
-    expected = autopipe.plan(slow, TWO, global_batch=8, **shape)
+    expected = autopipe.plan(slow, TWO, global_batch=8, replicas=(1,), **shape)
     assert predicted_s(other, MODEL, evenly) == pytest.approx(expected.predicted.step_s)
     assert predicted_s(other, MODEL, MODEL) == pytest.approx(other.predicted.step_s)
 
