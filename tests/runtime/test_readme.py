@@ -46,6 +46,7 @@ def test_the_readme_s_python_runs(tmp_path: Path) -> None:
     plan = files.load(tmp_path / "plan.json")
     (tmp_path / "script.py").write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--master-port", "0", "--nproc-per-node"]
-    losses = run(tmp_path, *torchrun, str(plan.depth), "script.py").split()[1::2]
-    assert len(losses) == plan.depth
+    ranks = plan.depth * plan.replicas
+    losses = run(tmp_path, *torchrun, str(ranks), "script.py").split()[1::2]
+    assert len(losses) == ranks
     assert len(set(losses)) == 1

@@ -33,6 +33,17 @@ def test_replicas_have_the_losses_and_gradients_of_one_process(ranks: Ranks, tmp
     assert {span.rank for span in result.timeline.spans} == {0, 1, 2, 3}
 
 
+def test_data_parallelism_without_a_pipeline(ranks: Ranks, tmp_path: Path) -> None:
+    """What the search chooses for small models: the whole model on each rank."""
+    path = zoo_file(tmp_path, "gpt2")
+    plan = plan_of(path, 1, "1F1B", replicas=2)
+    assert (plan.depth, plan.replicas, len(plan.stages)) == (1, 2, 1)
+    result = combine(plan, ranks.run(check_rank, plan, ModelFile(str(path)), "cpu", ranks=2), "cpu")
+    assert result.parity.passed, result.parity
+    assert result.timeline.ranks == 2
+    assert len(result.measured.peak_bytes) == 1
+
+
 def sums() -> tuple[list[Any], list[Any]]:
     """On each of 4 ranks, 2 replicas of 2: own, tied, unused anywhere, used on one process only; two steps."""
     replica = Replica.join(2, 2)
