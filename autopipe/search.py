@@ -54,8 +54,8 @@ def plan(
     Searched are the depths asked for (default: 1 to the number of devices), the numbers of ``replicas`` of the pipeline
     (default: all that divide the batch), the profile's micro-batch sizes that divide each replica's part of
     ``global_batch``, and the ``schedules`` by name (default: GPipe and 1F1B; ``all``: every one, with two and four
-    stages on a rank where it takes them). ``allow_stale`` also tries asynchronous ones, whose step is the period from one update to the next.
-    ``devices`` takes the first so many of the cluster. A rank may use
+    stages on a rank where it takes them). ``allow_stale`` also tries asynchronous ones, whose step is the period from
+    one update to the next. ``devices`` takes the first so many of the cluster. A rank may use
     min(its memory, ``memory_bytes``) × (1 − headroom). ``recompute`` is ``none``, ``all``, or ``auto``: on the layers
     where it is cheapest, and only where a stage would not fit (in its part of the memory, where a rank has several).
     ``pins`` fixes the stage of layers, by name. ``stages_per_rank`` leaves only that number of stages on a rank.
