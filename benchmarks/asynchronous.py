@@ -1,14 +1,11 @@
-"""Asynchronous pipelines: throughput against a flushed one, and what stale weights do to a training run.
+"""Asynchronous pipelines: throughput against a flushed one, on emulated ranks, p = 4, m = 4.
 
-    python benchmarks/asynchronous.py throughput [--rounds 5]    # emulated ranks, p = 4, m = 4
-    python benchmarks/asynchronous.py digits [--svg FILE]         # scikit-learn's digits on 4 ranks
+    python benchmarks/asynchronous.py [--rounds 5]
 
-``throughput``: four ranks whose stages wait instead of computing, so that two cores do. In each round 1F1B flushes
-after every update on torch's runtime, and PipeDream-2BW goes on without one on ours. Predicted is what the simulator
-says for the stages' seconds and the gap between two actions that the same round measured.
-
-``digits``: one perceptron, one order of batches and one learning rate for every way to train; the loss of each update,
-averaged over the last ones.
+Four ranks whose stages wait instead of computing, so that two cores do. In each round 1F1B flushes after every update
+on torch's runtime, and PipeDream-2BW goes on without one on ours. Predicted is what the simulator says for the stages'
+seconds and the gap between two actions that the same round measured. What stale weights do to a training run is
+benchmarks/stale_weights.py.
 """
 
 from __future__ import annotations
@@ -18,12 +15,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 import autopipe.schedules  # noqa: F401  (registers them)
 from autopipe.core.cluster import Link
@@ -33,13 +28,10 @@ from autopipe.core.stage import StageCost
 from autopipe.core.timeline import Span
 from autopipe.core.units import format_duration, format_percent
 from autopipe.runtime import launch
-from autopipe.runtime.capture import capture
 from autopipe.runtime.emulated import EmulatedStage
-from autopipe.runtime.own.pipemare import PipeMare
 from autopipe.runtime.own.runtime import OwnRuntime
 from autopipe.runtime.own.training import Training
 from autopipe.runtime.recorder import Recorder
-from autopipe.runtime.runner import Runner
 from autopipe.runtime.torch_ir import TorchRuntime
 from autopipe.simulate import simulate
 
@@ -179,106 +171,11 @@ def throughput(rounds: int) -> None:
     print(f"median error of the predicted period {format_percent(statistics.median(errors), sign=True)}")
 
 
-# what stale weights do
-
-DIGITS_RANKS, DIGITS_ROWS, DIGITS_UPDATES, LAST = 4, 32, 500, 50
-RUNS = ("1F1B", "PipeDream", "PipeDream-Sync", "PipeDream-2BW", "PipeMare")
-
-
-def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    """1797 images of 8 × 8, scaled to 0 … 1, and their digits."""
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    return torch.tensor(found.data / 16.0, dtype=torch.float32), torch.tensor(found.target)
-
-
-def perceptron() -> nn.Module:
-    """Four layers, 64 wide: one a rank."""
-    torch.manual_seed(0)
-    hidden = [part for _ in range(3) for part in (nn.Linear(64, 64), nn.Tanh())]
-    return nn.Sequential(*hidden, nn.Linear(64, 10))
-
-
-def digits_on_rank(lr: float) -> dict[str, list[float]]:
-    """On each rank: the loss of every update, for every way to train."""
-    return {name: _trained(name, lr) for name in RUNS}
-
-
-def _trained(name: str, lr: float) -> list[float]:
-    launch.beat.phase(f"training with {name}")
-    count = DIGITS_RANKS if name in ("1F1B", "PipeDream-2BW") else 1
-    rows = DIGITS_ROWS // count
-    scheme = "2BW" if name == "1F1B" else name
-    inputs, target = digits()
-    captured = capture(perceptron(), (inputs[: max(rows, 2)],))
-    table = kind(scheme).schedule(DIGITS_RANKS, count)
-    layers = len(captured.layers)
-    cuts = [n * layers // DIGITS_RANKS for n in range(1, DIGITS_RANKS)]
-    runner = Runner(captured, table, cuts, micro_batch=rows, loss_fn=nn.functional.cross_entropy, device=CPU)
-    mitigation = PipeMare(annealing=DIGITS_UPDATES // 4) if name == "PipeMare" else None
-    training = Training(table, runner.own_executor(), mitigation)
-    optimizer = torch.optim.SGD(runner.parameters, lr=lr, momentum=0.9)
-    order = torch.Generator().manual_seed(1)
-    picks = [torch.randint(0, len(target), (DIGITS_ROWS,), generator=order) for _ in range(DIGITS_UPDATES)]
-    feed = (runner.whole((inputs[pick],), target[pick]) for pick in picks)
-    return training.run(feed, DIGITS_UPDATES, optimizer, flush=name == "1F1B")
-
-
-def train_digits(svg: Path | None, lr: float) -> None:
-    """Print where every run ends, and draw all of them."""
-    losses: dict[str, list[float]] = launch.launch(digits_on_rank, (lr,), ranks=DIGITS_RANKS, timeout_s=300)[0]
-    at_end = {name: statistics.fmean(values[-LAST:]) for name, values in losses.items()}
-    print(
-        f"digits, {DIGITS_RANKS} ranks, batches of {DIGITS_ROWS}, {DIGITS_UPDATES} updates, SGD {lr} with momentum 0.9"
-    )
-    for name, value in at_end.items():
-        label = "1F1B (flushed)" if name == "1F1B" else name
-        print(f"{label:<16} loss {value:.4f} over the last {LAST} updates   {value - at_end['1F1B']:+.4f}")
-    if svg:
-        svg.write_text(curves(losses))
-
-
-def curves(losses: dict[str, list[float]], width: int = 720, height: int = 320) -> str:
-    """The losses over updates as SVG, each point the mean of 20 updates, on a logarithmic axis from 0.001 to 3."""
-    import math
-
-    left, bottom, colours = 50, height - 30, ("#444", "#0072b2", "#56b4e9", "#e69f00", "#cc3311")
-    low, high, size = math.log10(1e-3), math.log10(3.0), 20
-
-    def y(loss: float) -> float:
-        return bottom - (math.log10(max(loss, 1e-3)) - low) / (high - low) * (bottom - 20)
-
-    head = f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12"'
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {head}>']
-    for tick in (0.001, 0.01, 0.1, 1.0):
-        parts.append(f'<line x1="{left}" x2="{width - 10}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>')
-    for number, (name, values) in enumerate(losses.items()):
-        means = [statistics.fmean(values[n : n + size]) for n in range(0, len(values), size)]
-        step = (width - 10 - left) / max(1, len(means) - 1)
-        points = " ".join(f"{left + n * step:.1f},{y(mean):.1f}" for n, mean in enumerate(means))
-        parts.append(f'<polyline fill="none" stroke="{colours[number]}" stroke-width="1.5" points="{points}"/>')
-        parts.append(f'<text x="{width - 150}" y="{34 + 16 * number}" fill="{colours[number]}">{name}</text>')
-    parts.append(f'<text x="{left}" y="{height - 8}">0</text>')
-    parts.append(
-        f'<text x="{width - 10}" y="{height - 8}" text-anchor="end">{len(next(iter(losses.values())))} updates</text>'
-    )
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
 def main() -> None:
     """Parse and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("throughput", "digits"))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--lr", type=float, default=0.02)
-    parser.add_argument("--svg", type=Path)
-    given: Any = parser.parse_args()
-    if given.what == "throughput":
-        throughput(given.rounds)
-    else:
-        train_digits(given.svg, given.lr)
+    throughput(parser.parse_args().rounds)
 
 
 if __name__ == "__main__":
