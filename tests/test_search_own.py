@@ -214,3 +214,18 @@ def test_trainers_have_none_of_them(name: str, tmp_path: Path) -> None:
     with pytest.raises(CannotExport, match=f"has no {name}, which autopipe's own runtime trains with"):
         export_plan(tmp_path / "plan.json", "torch", tmp_path / "out", allow_lossy=True)
     assert not (tmp_path / "out").exists()
+
+
+def test_layers_recompute_where_the_versions_leave_too_little() -> None:
+    """Two versions of the weights stay; of 8 micro-batches' activations in flight only the inputs do."""
+    profile = model(held_bytes=4000)
+    free = planned("2BW", profile=profile, headroom=0.0)
+    limit = max(free.predicted.peak_bytes) * 2 // 3
+    tight = planned("2BW", profile=profile, headroom=0.0, memory_bytes=limit)
+    assert max(tight.predicted.peak_bytes) <= limit
+    assert any(stage.recompute for stage in tight.stages)
+    assert tight.predicted.step_s > free.predicted.step_s
+    assert tight.lower_bound_s <= tight.predicted.step_s
+    assert simulate_plan(tight).peak_bytes == tight.predicted.peak_bytes
+    with pytest.raises(NoPlanFits, match="--recompute auto"):
+        planned("2BW", profile=profile, headroom=0.0, memory_bytes=limit, recompute="none")
