@@ -264,6 +264,18 @@ def test_a_trial_that_the_deadline_ends_is_not_a_failure(made_up, monkeypatch):
     assert "the time was over during" in said[-1]
 
 
+def test_a_budget_that_measuring_uses_up_is_told_as_that():
+    with (
+        pytest.raises(
+            CheckFailed, match=r"before the layers and the links were measured. Give more time with --budget"
+        ),
+        tuning._in_time(time.monotonic() - 1),
+    ):
+        raise RankFailed("its time was over: all ranks were ended")
+    with pytest.raises(ModelError), tuning._in_time(time.monotonic() + 1000):
+        raise ModelError("model.py has no build_model")
+
+
 def _late(moment):
     time.sleep(max(0.0, moment - time.monotonic()))
     return RankFailed("its time was over: all ranks were ended")

@@ -8,10 +8,11 @@ trial teaches), log (what is kept).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -97,8 +98,6 @@ def tune(
     request they are gone on with. An interrupt ends the trials and keeps the best. Raises CheckFailed when no plan
     ran, UsageError for a folder of another request.
     """
-    from autopipe.runtime import launch
-
     deadline, say = time.monotonic() + budget_s, progress or (lambda text: None)
     target = Path(output)
     require_folder(target)
@@ -118,7 +117,7 @@ def tune(
         "cluster": content_digest(files.plain(given)) if given else None,
     }
     trials = _opened(place, asked)
-    with launch.until(deadline):
+    with _in_time(deadline):
         profile, saved = _profiled(
             source,
             sizes,
@@ -206,6 +205,22 @@ def _opened(place: Path, asked: dict[str, Any]) -> list[Trial]:
             )
     files.write_text(json.dumps(asked, indent=1) + "\n", request)
     return read_trials(place / "trials.csv")
+
+
+@contextlib.contextmanager
+def _in_time(deadline: float) -> Iterator[None]:
+    """End whatever is measured inside at the deadline, and say what that means."""
+    from autopipe.runtime import launch
+
+    try:
+        with launch.until(deadline):
+            yield
+    except AutopipeError as error:
+        if time.monotonic() < deadline:
+            raise
+        raise CheckFailed(
+            "no plan ran: the time was over before the layers and the links were measured. Give more time with --budget"
+        ) from error
 
 
 def _profiled(
