@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -163,33 +163,8 @@ class Graph:
 
         A level at a time, all ranks together: much faster than action by action where there are many ranks.
         """
-        stages, stage, most = len(ahead), np.arange(len(ahead)), np.array(ahead)
-        forwards, backwards, latest = np.zeros((3, stages), np.intp)
-        made = np.zeros((2, stages + 2, micro_batches), np.intp)  # the row of F and of B; none before or after all
-        rows, levels, count = np.zeros((stages, 2 * micro_batches), np.intp), list[_Level](), 1
-        while count <= 2 * stages * micro_batches:
-            is_f = (forwards < micro_batches) & (forwards - backwards < most)
-            arrived = np.where(
-                is_f,
-                forwards < np.concatenate([[micro_batches], forwards[:-1]]),
-                backwards < np.concatenate([backwards[1:], [micro_batches]]),
-            )
-            now = stage[arrived]
-            first, batch = is_f[now], np.where(is_f, forwards, backwards)[now]
-            own = np.arange(count, count + len(now))
-            source = np.where(first, made[0, now, batch], made[1, now + 2, batch])
-            op = np.where(first, 0, 1)
-            levels.append(
-                _Level(slice(count, count + len(now)), latest[now], source, now + stages * op, len(OPS) * now + op)
-            )
-            made[op, now + 1, batch] = own
-            rows[now, (forwards + backwards)[now]] = own
-            latest[now] = own
-            forwards[now] += first
-            backwards[now] += ~first
-            count += len(now)
-        costs = np.concatenate([[0], *(level.cost for level in levels)])
-        return cls(make, tuple(range(stages)), tuple(levels), tuple(rows), costs)
+        levels, rows, costs = _turns(tuple(ahead), micro_batches)
+        return cls(make, tuple(range(len(ahead))), levels, rows, costs)
 
     def ends(self, costs: Costs) -> Floats:
         """When each action ends, shape (1 + actions, n)."""
@@ -301,6 +276,38 @@ class Graph:
         for stage, rank in enumerate(self.placement if self.trains else ()):
             finish[rank] += optimizer_s[stage]
         return finish
+
+
+@lru_cache(maxsize=8)
+def _turns(ahead: tuple[int, ...], micro_batches: int) -> tuple[tuple[_Level, ...], tuple[Indices, ...], Indices]:
+    """The levels, rows and costs of Graph.in_turn; settings that differ in memory or links ask for the same again."""
+    stages, stage, most = len(ahead), np.arange(len(ahead)), np.array(ahead)
+    forwards, backwards, latest = np.zeros((3, stages), np.intp)
+    made = np.zeros((2, stages + 2, micro_batches), np.intp)  # the row of F and of B; none before or after all
+    rows, levels, count = np.zeros((stages, 2 * micro_batches), np.intp), list[_Level](), 1
+    while count <= 2 * stages * micro_batches:
+        is_f = (forwards < micro_batches) & (forwards - backwards < most)
+        arrived = np.where(
+            is_f,
+            forwards < np.concatenate([[micro_batches], forwards[:-1]]),
+            backwards < np.concatenate([backwards[1:], [micro_batches]]),
+        )
+        now = stage[arrived]
+        first, batch = is_f[now], np.where(is_f, forwards, backwards)[now]
+        own = np.arange(count, count + len(now))
+        source = np.where(first, made[0, now, batch], made[1, now + 2, batch])
+        op = np.where(first, 0, 1)
+        levels.append(
+            _Level(slice(count, count + len(now)), latest[now], source, now + stages * op, len(OPS) * now + op)
+        )
+        made[op, now + 1, batch] = own
+        rows[now, (forwards + backwards)[now]] = own
+        latest[now] = own
+        forwards[now] += first
+        backwards[now] += ~first
+        count += len(now)
+    costs = np.concatenate([[0], *(level.cost for level in levels)])
+    return tuple(levels), tuple(rows), costs
 
 
 def _sender(action: Action, schedule: Schedule) -> int:

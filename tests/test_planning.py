@@ -102,7 +102,7 @@ def test_cases_and_the_plain_simulator_agree(seed: int, recompute: str, limit: i
     case = random_case(random.Random(seed), limit=limit, recompute=recompute)
     for found in case.measured(splits(case.ranges.pieces, case.stages)):
         again = tuple(layer for stage in case.recomputed(found.positions) for layer in stage)
-        line = _simulated(case, found.positions, again)
+        line = simulated(case, found.positions, again)
         assert line.step_s == pytest.approx(found.step_s, rel=1e-9)
         if recompute == "auto" and case.stages > case.depth:  # stages share a rank's memory in equal parts
             assert max(line.peak_bytes) <= found.bytes
@@ -133,7 +133,7 @@ def test_nothing_beats_the_bounds(seed: int, part: float) -> None:
     """Every split, and every choice of recomputed layers, that fits takes at least as long as the bounds say."""
     free = random_case(random.Random(seed), recompute="auto")
     every = list(splits(free.ranges.pieces, free.stages))
-    limit = int(part * min(max(_simulated(free, positions, ()).peak_bytes) for positions in every))
+    limit = int(part * min(max(simulated(free, positions, ()).peak_bytes) for positions in every))
     case = random_case(random.Random(seed), limit=limit, recompute="auto")
     bound = case.lower_bound_s
     number = case.stages // case.depth
@@ -142,12 +142,12 @@ def test_nothing_beats_the_bounds(seed: int, part: float) -> None:
     layers = range(len(case.setting.profile.layers))
     for positions in every:
         for again in itertools.product((False, True), repeat=len(layers)):
-            line = _simulated(case, positions, tuple(itertools.compress(layers, again)))
+            line = simulated(case, positions, tuple(itertools.compress(layers, again)))
             if all(peak <= limit for peak in line.peak_bytes):
                 assert min(line.step_s / bound, line.step_s / quick) >= 1 - 1e-9
 
 
-def _simulated(case: Case, positions: tuple[int, ...], again: tuple[int, ...]) -> Timeline:
+def simulated(case: Case, positions: tuple[int, ...], again: tuple[int, ...]) -> Timeline:
     profile, ends = case.setting.profile, case.ranges.ends
     costs: list[StageCost] = []
     for stage, (a, b) in enumerate(itertools.pairwise(positions)):

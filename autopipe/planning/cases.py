@@ -20,9 +20,9 @@ from autopipe.planning.ladder import Floats
 from autopipe.planning.moves import joint_moves, single_moves
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
-from autopipe.planning.recompute import chosen_layers
+from autopipe.planning.recompute import chosen_layers, fit
 from autopipe.planning.seats import Seats
-from autopipe.planning.tables import Setting, Tables, fitted, open_ranges, spots, tables
+from autopipe.planning.tables import Setting, Tables, open_ranges, places, spots, tables
 from autopipe.simulate import Costs, Graph, late_of
 from autopipe.solvers.brute import splits
 from autopipe.solvers.chain_dp import Split, smallest_maximum, smallest_step
@@ -171,7 +171,17 @@ class Case:
     @property
     def horizon_s(self) -> float:
         """A step that is shorter than this has no stage beyond the reach."""
-        return _HORIZON * self.quick_bound_s if self.reach else float("inf")
+        return _HORIZON * self.quick_bound_s if self._partial else float("inf")
+
+    @property
+    def _longest(self) -> int:
+        """The most pieces that a stage can have."""
+        return self.ranges.pieces - self.parts + 1
+
+    @property
+    def _partial(self) -> bool:
+        """Whether the tables lack ranges that stages can have."""
+        return 0 < self.reach < self._longest
 
     @cached_property
     def lower_bound_s(self) -> float:
@@ -192,13 +202,17 @@ class Case:
 
     def narrowed(self) -> Case:
         """The case with tables of no more ranges than a good split can need, where the splits are many."""
-        longest = self.ranges.pieces - self.parts + 1
         if comb(self.ranges.pieces - 1, self.parts - 1) <= _FEW:
-            return self
+            return replace(self, reach=self._longest)
         room = _HORIZON * self.quick_bound_s * max(self.seats.speeds) / self.outline.micro_batches / self.ranges.tick_s
         starts, stops = np.nonzero((self.ranges.work <= room) & self.ranges.real)
-        reach = int((stops - starts).max(initial=1))
-        return replace(self, reach=reach) if reach < longest else self
+        reach = 1 << int((stops - starts).max(initial=1) - 1).bit_length()  # pipelines of nearly one depth share it
+        return replace(self, reach=min(reach, self._longest))
+
+    @property
+    def tight(self) -> bool:
+        """Whether memory keeps it from a split, or makes a range of layers recompute."""
+        return not self._has_room or self.tables.tight
 
     @property
     def actions(self) -> int:
@@ -227,7 +241,7 @@ class Case:
         if comb(self.ranges.pieces - 1, self.parts - 1) <= _FEW:
             return min(self.measured(splits(self.ranges.pieces, self.parts)), key=_key, default=None)
         found = self.refined()
-        if self.reach and (found is None or found.step_s > self.horizon_s):
+        if self._partial and (found is None or found.step_s > self.horizon_s):
             return replace(self, reach=0).refined()
         return found
 
@@ -243,7 +257,8 @@ class Case:
             found = better
             if found.step_s <= self.lower_bound_s * (1 + (_ENOUGH if self.large else _SAME)):
                 return found
-            moves = (self._measured(self._promising(move(found.positions))) for move in (single_moves, joint_moves))
+            moved = (move(found.positions) for move in (single_moves, joint_moves))
+            moves = (self._measured(self._promising(table, found.step_s)) for table in moved)
             steps = (min(measured, key=_key, default=found) for measured in moves)
             better = next((step for step in steps if step.step_s < found.step_s), None)
         return found
@@ -274,9 +289,12 @@ class Case:
         begin, end = table[:, self.part_of], table[:, self.part_of + 1]
         return np.arange(self.stages), end, begin - end + self.tables.reach
 
-    def _promising(self, table: NDArray[np.intp]) -> NDArray[np.intp]:
-        """The splits that are worth simulating: all where they are few, else those with the least Σ + (m − 1) · max."""
+    def _promising(self, table: NDArray[np.intp], step_s: float) -> NDArray[np.intp]:
+        """The splits that may be quicker: all where they are few, else those with the least Σ + (m − 1) · max."""
         table = self._allowed(table)
+        if self.outline.ways == 1:
+            ends = self.least_ends[self._entries(table)].max(axis=1, initial=0)
+            table = table[ends * self.ranges.tick_s < step_s]
         most = max(_WALKED // self.actions, 8)
         if len(table) <= most:
             return table
@@ -342,10 +360,11 @@ class Case:
         """The split that exceeds its limits least, by its ``value`` in bytes; None when the pins leave none."""
         starts, stops, _ = spots(self.ranges.pieces, self.ranges.pieces)
         where, again = (starts[None], stops[None]), self.recompute == "auto"
-        fit = fitted(self.ranges, self.outline, self.seats, *where, may_recompute=again, smallest=True)
+        here = places(self.outline, self.seats, shared=again)
+        found = fit(self.ranges, *where, here, may_recompute=again, smallest=True)
         limits = np.array([self.seats.limits[rank] for rank in self.outline.placement])[:, None, None]
         allowed = open_ranges(self.setting, self.ranges, self.outline, self.ranges.pieces)
-        return smallest_maximum(self._by_part(np.where(allowed, fit.peak_bytes - limits, np.inf)))
+        return smallest_maximum(self._by_part(np.where(allowed, found.peak_bytes - limits, np.inf)))
 
     def little_memory(self) -> tuple[int, ...] | None:
         """A split with little that is there throughout on any rank; None when the pins leave none."""
@@ -361,7 +380,7 @@ class Case:
             return self.best is not None
         return any(
             smallest_maximum(np.where(case.tables.allowed, 1.0, np.inf)) is not None
-            for case in ((self, replace(self, reach=0)) if self.reach else (self,))
+            for case in ((self, replace(self, reach=0)) if self._partial else (self,))
         )
 
     def recomputed(self, positions: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -374,8 +393,9 @@ class Case:
         if self.recompute != "auto":
             return tuple(tuple(range(a, min(b, last))) if self.recompute == "all" else () for a, b in bounds)
         begin, end = (np.array(positions)[self.part_of + side, None] for side in (0, 1))
-        fit = fitted(self.ranges, self.outline, self.seats, begin, end, may_recompute=True, smallest=True)
-        taken = fit.taken[:, 0].tolist()
+        here = places(self.outline, self.seats, shared=True)
+        found = fit(self.ranges, begin, end, here, may_recompute=True, smallest=True)
+        taken = found.taken[:, 0].tolist()
         return tuple(chosen_layers(self.ranges, count, *bound) for count, bound in zip(taken, bounds, strict=True))
 
     def _solved(self) -> list[tuple[int, ...]]:

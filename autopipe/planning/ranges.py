@@ -9,10 +9,10 @@ exact, so equal splits tie exactly and the tie rule decides, whatever the unit t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,8 @@ class Ranges:
     first_backward: Floats
     activations: Floats
     gradients: Floats
+    fits: dict[Hashable, Any] = field(default_factory=dict, init=False)
+    """What ranges need at places, as the tables keep it."""
 
     @property
     def pieces(self) -> int:

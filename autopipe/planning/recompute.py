@@ -7,7 +7,7 @@ order, cheapest seconds for each byte freed first, as many of a range's layers a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
 from typing import NamedTuple
 
@@ -57,6 +57,15 @@ class Fit:
     extra: Floats
     least_extra: Floats
     peak_bytes: Floats
+
+    def at(self, place: int) -> Fit:
+        """What it is at one of the places, without that axis."""
+        return Fit(*(getattr(self, each.name)[place] for each in fields(self)))
+
+    @classmethod
+    def of(cls, each: Sequence[Fit]) -> Fit:
+        """What it is at several places, from each one."""
+        return cls(*(np.stack([getattr(one, field.name) for one in each]) for field in fields(cls)))
 
 
 def fit(

@@ -14,10 +14,11 @@ from autopipe.core.schedule import TWO_WAY, Kind, Schedule, Shape
 from autopipe.core.schedule import kind as named
 from autopipe.planning.bounds import quick_bound_s, quick_period_s
 from autopipe.planning.cases import Case
+from autopipe.planning.family import Family, family
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.remaking import Choice, settled
-from autopipe.planning.tables import Setting
+from autopipe.planning.tables import Setting, places
 
 SAME = 1e-9
 """Steps that differ by less are equal: well above rounding, far below any measurement."""
@@ -28,6 +29,9 @@ SEVERAL = (2, 4)
 
 _EFFORT = 500_000
 """When the cases that were simulated have so many actions, the search ends with the best plan of them."""
+
+_FAR = 0.02
+"""The cuts of a large case are not moved where a good split of it is slower than the best plan by more than this."""
 
 _Name = tuple[int, int, int, str, int, str]
 
@@ -77,6 +81,8 @@ class Space:
     stages_per_rank: int | None = None
     _ranges: dict[int, Ranges] = field(default_factory=dict)
     _cases: dict[_Name, Case] = field(default_factory=dict)
+    _quick: dict[_Name, float] = field(default_factory=dict)
+    _families: dict[tuple[int, int, str, str, int], Family] = field(default_factory=dict)
     _bounds: dict[_Name, float] = field(default_factory=dict)
     _choices: dict[_Name, Choice | None] = field(default_factory=dict)
 
@@ -214,6 +220,11 @@ class Space:
 
     def quick_bound_s(self, key: Key) -> float:
         """A bound for a case that needs neither its schedule nor its tables; infinite where it cannot fit."""
+        if key.name not in self._quick:
+            self._quick[key.name] = self._quickly(key)
+        return self._quick[key.name]
+
+    def _quickly(self, key: Key) -> float:
         seats = self.setting.seats(key.depth, key.replicas)
         given = (self.ranges(key.micro_batch), seats, self.batches(key))
         if key.kind.asynchronous:
@@ -222,6 +233,27 @@ class Space:
         return quick_bound_s(
             *given, stages_per_rank=ways * key.stages_per_rank, splits=key.kind.ahead is None, ways=ways
         )
+
+    def family_bound_s(self, key: Key) -> float:
+        """A bound that knows the memory and needs one table for many cases; the quick one where there is no such."""
+        if key.kind.ahead is None or key.stages_per_rank > 1 or not self.setting.equal:
+            return self.quick_bound_s(key)
+        case = self.case(key)
+        where = places(case.outline, case.seats, shared=case.recompute == "auto")
+        return max(self.quick_bound_s(key), min(self._family(key, case).bound_s(where), case.horizon_s))
+
+    def _family(self, key: Key, case: Case) -> Family:
+        """The family of a case, with cases of up to twice its depth."""
+        name = (key.replicas, key.micro_batch, key.kind.name, key.recompute, case.reach)
+        if name not in self._families or self._families[name].deepest < key.depth:
+            most = min(2 * key.depth, case.ranges.pieces, len(self.setting.limits) // key.replicas)
+            outline = self._outline(key._replace(depth=most))
+            assert outline is not None
+            seats = self.setting.seats(most, key.replicas)
+            self._families[name] = family(
+                self.setting, case.ranges, outline, seats, reach=case.reach, may_recompute=key.recompute == "auto"
+            )
+        return self._families[name]
 
     def bound_s(self, key: Key) -> float:
         """The bound of a case; of a schedule that looks at times the bound of all orders, since its own changes."""
@@ -233,7 +265,7 @@ class Space:
 
     def tight(self) -> bool:
         """Whether memory kept any of the cases that were looked at from a split."""
-        return any(case.tables.tight for case in self._cases.values())
+        return any(self._cases[name].tight for name in (*self._choices, *self._bounds) if name in self._cases)
 
     def only(
         self,
@@ -255,8 +287,19 @@ class Space:
     def under(self, setting: Setting, *, recompute: str | None = None) -> Space:
         """The same space in another setting, or with another rule for recomputation."""
         rule = self.recompute if recompute is None else recompute
-        ranges = self._ranges if rule == self.recompute else {}
-        return replace(self, setting=setting, recompute=rule, _ranges=ranges, _cases={}, _bounds={}, _choices={})
+        same = rule == self.recompute and setting.profile is self.setting.profile
+        ranges = self._ranges if same else {}
+        return replace(
+            self,
+            setting=setting,
+            recompute=rule,
+            _ranges=ranges,
+            _cases={},
+            _quick={},
+            _families={},
+            _bounds={},
+            _choices={},
+        )
 
     def fits(self) -> bool:
         """Whether any plan in it fits."""
@@ -278,29 +321,40 @@ def search(space: Space, *, below_s: float = float("inf"), first: bool = False) 
 
     A case whose bound is above the best step is not simulated, so the answer is the same as if all were, unless the
     search ends early: after ``_EFFORT`` actions, or with the ``first`` plan found. Then the bound is that of the
-    cases that are left. Cases whose bound is not below ``below_s`` are of no interest.
+    cases that are left. Of a large case that is far from the best one no cuts are moved. Cases whose bound is not below
+    ``below_s`` are of no interest.
     """
-    queue = [(space.quick_bound_s(key), False, number, key) for number, key in enumerate(space.all())]
+    queue = [(space.quick_bound_s(key), 0, number, key) for number, key in enumerate(space.all())]
     heapq.heapify(queue)
     best, least, effort = None, float("inf"), 0
     while queue:
-        bound, sharp, number, key = heapq.heappop(queue)
+        bound, known, number, key = heapq.heappop(queue)
         if bound >= below_s or bound == float("inf") or (best is not None and not _may_win(bound, key, best)):
             break
+        if known == 0:
+            heapq.heappush(queue, (max(bound, space.family_bound_s(key)), 1, number, key))
+            continue
         if first and space.glanced(key):
             if (choice := space.near(key)) is not None:
                 return Answer(choice, bound)
             continue
-        if not sharp:
-            heapq.heappush(queue, (max(bound, space.bound_s(key)), True, number, key))
+        if known == 1:
+            heapq.heappush(queue, (max(bound, space.bound_s(key)), 2, number, key))
             continue
         least = min(least, bound)
         if best is not None and (first or effort > _EFFORT):
             break
         effort += space.case(key).actions
+        if best is not None and space.glanced(key) and _far(space.near(key), best):
+            continue
         if (choice := space.near(key) if first else space.choice(key)) is not None:
             best = _better(best, choice)
     return Answer(best, least)
+
+
+def _far(choice: Choice | None, best: Choice) -> bool:
+    """Whether a split is so much slower that moving its cuts will not make it the best."""
+    return choice is None or choice.found.step_s > best.found.step_s * (1 + _FAR)
 
 
 def _may_win(bound: float, key: Key, best: Choice) -> bool:

@@ -33,6 +33,11 @@ class Setting:
     def _devices(self) -> Devices:
         return Devices.of(self.cluster, self.limits)
 
+    @property
+    def equal(self) -> bool:
+        """Whether all devices are as fast and may use as much."""
+        return self._devices.speed is not None and self._devices.limit is not None
+
     def seats(self, depth: int, replicas: int = 1) -> Seats:
         """The devices of a pipeline of ``depth`` ranks, ``replicas`` times."""
         key = depth, replicas
@@ -77,10 +82,9 @@ def tables(
     held against all of it, and what they need together is for Case.measured to check.
     """
     starts, stops, _ = spots(ranges.pieces, reach)
-    shared = fitted(ranges, outline, seats, starts[None], stops[None], may_recompute=may_recompute)
-    loose = shared
+    shared = loose = band(ranges, places(outline, seats, shared=may_recompute), reach, may_recompute)
     if may_recompute and outline.stages > outline.ranks:
-        loose = fitted(ranges, outline, seats, starts[None], stops[None], may_recompute=True, shared=False)
+        loose = band(ranges, places(outline, seats, shared=False), reach, may_recompute)
     speeds = [seats.speeds[rank] for rank in outline.placement]
     hops = seats.hops(outline.placement)
     open_ = open_ranges(setting, ranges, outline, reach)
@@ -107,27 +111,24 @@ def spots(pieces: int, reach: int) -> tuple[Counts, Counts, Flags]:
     return np.maximum(starts, 0), np.broadcast_to(stops, starts.shape), starts >= 0
 
 
-def fitted(
-    ranges: Ranges,
-    outline: Outline,
-    seats: Seats,
-    starts: Counts,
-    stops: Counts,
-    *,
-    may_recompute: bool,
-    shared: bool = True,
-    smallest: bool = False,
-) -> Fit:
-    """What recomputation ranges need on every stage; see recompute.fit for their shapes.
-
-    ``shared`` gives each of several stages on a rank that may recompute an equal part of its memory.
-    """
-    counts = [outline.placement.count(rank) if shared and may_recompute else 1 for rank in range(outline.ranks)]
-    places = [
+def places(outline: Outline, seats: Seats, *, shared: bool) -> list[Place]:
+    """Where the stages run. ``shared`` gives each of several stages on a rank an equal part of its memory."""
+    counts = [outline.placement.count(rank) if shared else 1 for rank in range(outline.ranks)]
+    return [
         Place(seats.limits[rank] // counts[rank], outline.moments[stage], outline.kept[stage], outline.copies[stage])
         for stage, rank in enumerate(outline.placement)
     ]
-    return fit(ranges, starts, stops, places, may_recompute=may_recompute, smallest=smallest)
+
+
+def band(ranges: Ranges, where: Sequence[Place], reach: int, may_recompute: bool) -> Fit:
+    """What ranges of at most ``reach`` pieces need at places; kept, since pipelines have many places in common."""
+    kept: dict[Place, Fit] = ranges.fits.setdefault((reach, may_recompute), {})
+    new = [place for place in dict.fromkeys(where) if place not in kept]
+    if new:
+        starts, stops, _ = spots(ranges.pieces, reach)
+        found = fit(ranges, starts[None], stops[None], new, may_recompute=may_recompute)
+        kept.update((place, found.at(number)) for number, place in enumerate(new))
+    return Fit.of([kept[place] for place in where])
 
 
 def _actions(

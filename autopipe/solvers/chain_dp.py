@@ -79,6 +79,17 @@ def suffix_sums(costs: Floats) -> Floats:
     return result
 
 
+def suffix_maxima(costs: Floats) -> Floats:
+    """The smallest maximum over stage s and those after it when they begin at position a, shape (stages, n + 1)."""
+    stages, width, reach = costs.shape
+    result, after = np.empty((stages, width)), np.full(width, np.inf)
+    after[-1] = -np.inf
+    for stage in reversed(range(stages)):
+        both = np.maximum(costs[stage], after if reach == width else after[:, None])
+        result[stage] = after = (both if reach == width else _by_begin(both)).min(axis=1)
+    return result
+
+
 def cost_of(costs: Floats, stage: int, start: int, stop: int) -> float:
     """A stage's cost for a range, whether the table is a band or not."""
     _, width, reach = costs.shape

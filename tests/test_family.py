@@ -1,0 +1,81 @@
+"""One bound for pipelines of all depths, against every split and every choice of layers to recompute."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autopipe.schedules  # noqa: F401  registers them
+from autopipe.core.cluster import Link
+from autopipe.core.profile import Profile
+from autopipe.core.schedule import Shape, kind
+from autopipe.planning.cases import Case
+from autopipe.planning.family import Family, family
+from autopipe.planning.outline import Outline
+from autopipe.planning.ranges import Ranges
+from autopipe.planning.tables import Setting, places
+from autopipe.solvers.brute import splits
+from tests.synthetic import chain, cluster
+from tests.test_planning import random_profile, simulated
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def outline(name: str, depth: int, batches: int) -> Outline:
+    """A schedule's, without its order."""
+    ahead = kind(name).ahead
+    assert ahead is not None
+    return Outline.in_turn(name, batches, ahead(Shape(depth, batches, tuple(range(depth)))))
+
+
+def made(
+    profile: Profile, name: str, depths: tuple[int, int], batches: int, limit: int, link: Link
+) -> tuple[Case, Family]:
+    """A case, and the family of one that is as deep or deeper."""
+    depth, deepest = depths
+    setting = Setting(profile, cluster(deepest, link=link), "adamw", (limit,) * deepest, {})
+    ranges = Ranges.of(profile, 1, optimizer="adamw")
+    order = kind(name).schedule(depth, batches)
+    case = Case(setting, ranges, outline(name, depth, batches), lambda: order, 1, "auto")
+    whole = outline(name, deepest, batches)
+    return case, family(setting, ranges, whole, setting.seats(deepest), reach=ranges.pieces, may_recompute=True)
+
+
+@given(seeds, st.sampled_from(["1F1B", "GPipe"]), st.floats(0.3, 1.1))
+@settings(max_examples=60, deadline=None)
+def test_nothing_beats_the_bound_of_a_family(seed: int, name: str, part: float) -> None:
+    rng = random.Random(seed)
+    profile = random_profile(rng, rng.randint(1, 5))
+    pieces = len(profile.legal_cuts()) + 1
+    depth = rng.randint(1, pieces)
+    given_ = name, (depth, rng.randint(depth, pieces)), rng.randint(1, 5)
+    link = Link(rng.choice([0.0, 0.2]), rng.choice([50.0, 1e9]))
+    free, _ = made(profile, *given_, 2**40, link)
+    limit = int(part * min(max(simulated(free, p, ()).peak_bytes) for p in splits(pieces, depth)))
+    case, both = made(profile, *given_, limit, link)
+    bound = both.bound_s(places(case.outline, case.seats, shared=True))
+    assert bound > 0
+    for positions in splits(pieces, depth):
+        for again in itertools.product((False, True), repeat=len(profile.layers)):
+            line = simulated(case, positions, tuple(itertools.compress(range(len(again)), again)))
+            if all(peak <= limit for peak in line.peak_bytes):
+                assert line.step_s >= bound * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", ["1F1B", "GPipe"])
+def test_equal_stages_meet_it_at_every_depth(name: str) -> None:
+    for depth in (1, 2, 4):
+        case, both = made(chain([1.0] * depth), name, (depth, depth), 8, 2**40, Link(0.0, 1e18))
+        assert case.best is not None
+        assert both.bound_s(places(case.outline, case.seats, shared=True)) == pytest.approx(case.best.step_s)
+
+
+def test_what_is_no_part_of_a_family_has_no_bound() -> None:
+    _, both = made(chain([1.0] * 4), "1F1B", (2, 4), 8, 2**40, Link(0.0, 1e18))
+    other, deeper = made(chain([1.0] * 4), "1F1B", (4, 4), 8, 2**30, Link(0.0, 1e18))
+    assert both.bound_s(places(other.outline, other.seats, shared=True)) == 0.0
+    assert deeper.bound_s([*deeper.where, *deeper.where]) == 0.0
