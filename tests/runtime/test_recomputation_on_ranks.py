@@ -37,7 +37,7 @@ class Limited(NamedTuple):
 
 
 def profiled(workload: Workload) -> Profile:
-    """The model with the bytes that it has, and and seconds that are the same on every rank: later layers are dearer."""
+    """The model with its own bytes, and the same seconds on every rank: later layers are dearer."""
     captured = capture(workload.model, workload.batch(MICRO_BATCH)[0])
     facts = facts_of(workload, captured, "cpu", threads=1, ranks=2, optimizer="adamw")
     batches = {MICRO_BATCH: workload.batch(MICRO_BATCH)}
