@@ -1,6 +1,6 @@
 """Cuts, placement and schedule chosen together, against what others choose, under one simulator.
 
-    python benchmarks/joint.py [--quick] [--part heads|tight|models] [--verbose]
+    python benchmarks/joint.py [--quick] [--part heads|tight|models] [--ranks 4,8] [--whole] [--verbose]
 
 Others cut by a rule (autopipe/baselines) and run a known schedule. Three parts:
 
@@ -45,7 +45,6 @@ from autopipe.planning.cases import Case
 from autopipe.planning.outcome import Outcome, outcome
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.remaking import shape_for
-from autopipe.planning.request import wanted_kinds
 from autopipe.planning.space import SEVERAL, Space, search
 from autopipe.planning.tables import Setting
 from autopipe.synthesis import NAME
@@ -118,7 +117,7 @@ def run(job: Job) -> Result:
 def space(job: Job) -> Space:
     """Every schedule that torch's runtime takes, on all of the job's ranks."""
     batch = job.micro_batch * job.micro_batches
-    return Space(job.setting, batch, (job.ranks,), (1,), (job.micro_batch,), wanted_kinds(["all"]), job.recompute)
+    return Space(job.setting, batch, (job.ranks,), (1,), (job.micro_batch,), kinds("torch"), job.recompute)
 
 
 def others(job: Job) -> Iterator[Way]:
@@ -166,13 +165,13 @@ def _remade(case: Case, kind: Kind, found: Outcome) -> Case | None:
         return None
 
 
-def heads(*, part: float, batches: Sequence[int], quick: bool) -> Iterator[Job]:
+def heads(*, part: float, batches: Sequence[int], asked: argparse.Namespace) -> Iterator[Job]:
     """The six language models in the memory of ``part`` micro-batches."""
-    names = ("GPT2-XL", "Qwen2.5-0.5B") if quick else tuple(HEADS)
+    names = ("GPT2-XL", "Qwen2.5-0.5B") if asked.quick else tuple(HEADS)
     for factor in batches:
         for name in names:
-            for ranks in (4,) if quick else (4, 8):
-                for halves in (False,) if quick else (False, True):
+            for ranks in (4,) if asked.quick else asked.ranks or (4, 8):
+                for halves in (False,) if asked.quick or asked.whole else (False, True):
                     profile = headed(*HEADS[name], halves=halves)
                     layers = profile.at(1)
                     hop = Link(0.02 * sum(cost.forward_s for cost in layers) / ranks, 1e18)
@@ -183,11 +182,11 @@ def heads(*, part: float, batches: Sequence[int], quick: bool) -> Iterator[Job]:
                     yield Job(what, profile, cluster, ranks, 1, factor * ranks, memory, "none")
 
 
-def models(*, quick: bool) -> Iterator[Job]:
+def models(asked: argparse.Namespace) -> Iterator[Job]:
     """Models of four kinds, in the memory of the fullest rank of PipeDream's cut and 1, 1.5 or 2.5 micro-batches."""
     for name, profile, micro_batch in kinds_of_models():
-        for ranks in (4,) if quick else (2, 4, 8, 16):
-            for part in (1.0,) if quick else (1.0, 1.5, 2.5):
+        for ranks in (4,) if asked.quick else asked.ranks or (2, 4, 8, 16):
+            for part in (1.0,) if asked.quick else (1.0, 1.5, 2.5):
                 memory = _memory(profile, ranks, micro_batch, part)
                 what = f"{name} p{ranks} {part:g}A"
                 yield Job(what, profile, racks(16, 1 << 62), ranks, micro_batch, 2 * ranks, memory, "auto")
@@ -322,18 +321,26 @@ def results(jobs: Iterator[Job], *, verbose: bool) -> list[Result]:
     return found
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
 def main() -> None:
     """Run the parts and print their tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few cases of each part")
     parser.add_argument("--part", choices=("heads", "tight", "models"), help="one part alone")
+    parser.add_argument(
+        "--ranks", type=lambda text: tuple(map(int, text.split(","))), help="these numbers of ranks only"
+    )
+    parser.add_argument("--whole", action="store_true", help="no blocks that are cut in two")
     parser.add_argument("--verbose", action="store_true", help="a line for each plan")
     asked = parser.parse_args()
     lost = 0
     parts = {
-        "heads": (lambda: heads(part=1.5, batches=(1, 2, 4), quick=asked.quick), print_heads),
-        "tight": (lambda: heads(part=1.0, batches=(2,), quick=asked.quick), print_tight),
-        "models": (lambda: models(quick=asked.quick), print_models),
+        "heads": (lambda: heads(part=1.5, batches=(1, 2, 4), asked=asked), print_heads),
+        "tight": (lambda: heads(part=1.0, batches=(2,), asked=asked), print_tight),
+        "models": (lambda: models(asked), print_models),
     }
     for name, (jobs, show) in parts.items():
         if asked.part in (None, name):
