@@ -19,7 +19,7 @@ from autopipe.ordering.rows import Listed, code_of
 _FAR = 12
 """An action moves so many places at most."""
 
-_WARM = 0.001
+_WARM = 0.0005
 """At first a step may get longer by up to this part."""
 
 
