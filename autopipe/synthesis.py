@@ -145,8 +145,9 @@ class _Search:
         """How many actions an order has where all backwards are split."""
         return 3 * self.shape.stages * self.shape.micro_batches
 
-    def _over(self) -> bool:
-        late = self.budget_s is not None and time.process_time() - self.started > self.budget_s
+    def _over(self, next_s: float = 0.0) -> bool:
+        """Whether the bound is met, or the time would be over behind a step that takes so long."""
+        late = self.budget_s is not None and time.process_time() + next_s - self.started > self.budget_s
         return late or (self.best is not None and self._enough(self.best.makespan_s))
 
     def _enough(self, makespan_s: float) -> bool:
@@ -212,12 +213,15 @@ class _Search:
         lines = [*([(self.best, self.origin)] if self.best else []), *lines][:_LINES]
         left, longest = _MOVES * self.tries, (_FAST_PART if self.fast else _PART) // self.actions
         part = max(1, min(left // _PARTS, longest))
+        took = 0.0
         for turn in range(left // part if lines else 0):
-            if self._over():
+            if self._over(took):
                 return
+            start = time.process_time()
             begun, origin = lines[turn % len(lines)]
             found = annealed(begun, self.times, self.memory, tries=part, seed=self.seed + turn, fast=self.fast)
             lines[turn % len(lines)] = found, origin
+            took = time.process_time() - start
             self._offer(found, origin + _ANNEALED)
 
 
