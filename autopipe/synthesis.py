@@ -51,6 +51,9 @@ _LINES = 3
 _FAST_PART, _PART = 60_000_000, 2_000_000
 """Actions that a part of annealing walks at most, compiled and in plain Python: about a second."""
 
+_FAST_WALK_S, _WALK_S = 1e-8, 1e-6
+"""Seconds for an action of those, about: until it has been measured."""
+
 _ANNEALED = ", annealed"
 
 TRIES = 300
@@ -213,7 +216,7 @@ class _Search:
         lines = [*([(self.best, self.origin)] if self.best else []), *lines][:_LINES]
         left, longest = _MOVES * self.tries, (_FAST_PART if self.fast else _PART) // self.actions
         part = max(1, min(left // _PARTS, longest))
-        took = 0.0
+        took = part * self.actions * (_FAST_WALK_S if self.fast else _WALK_S)
         for turn in range(left // part if lines else 0):
             if self._over(took):
                 return
