@@ -32,11 +32,11 @@ class Candidate:
 
 def plan_name(plan: Plan) -> str:
     """``1F1B, 2 stages cut at 6, micro-batch 4``."""
-    cuts = f"{len(plan.parts)} stages cut at {' '.join(map(str, plan.cuts))}" if plan.cuts else "1 stage"
+    stages = f"{plan.schedule.name}, {len(plan.parts)} stages cut at {' '.join(map(str, plan.cuts))}"
     again = sum(len(stage.recompute) for stage in plan.stages)
     recompute = f", recomputation in {again} layers" if again else ""
     replicas = f", {plan.replicas} replicas" if plan.replicas > 1 else ""
-    return f"{plan.schedule.name}, {cuts}, micro-batch {plan.micro_batch}{replicas}{recompute}"
+    return f"{stages if plan.cuts else ALONE}, micro-batch {plan.micro_batch}{replicas}{recompute}"
 
 
 def candidates(
