@@ -25,8 +25,9 @@ LENGTH = 12
 class Case:
     """One model of the zoo.
 
-    ``whole`` are the modules that must be kept whole, ``refused`` a text that the refusal must hold, ``fixed``
-    says that only the example's micro-batch size works, ``fast`` that it belongs to every test run.
+    ``whole`` are the modules that must be kept whole, ``refused`` a text that the refusal must hold, ``unplanned`` one
+    that planning must say of a model whose stages train, ``fixed`` says that only the example's micro-batch size works,
+    ``fast`` that it belongs to every test run.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Case:
     loss_fn: Callable[[Any, Any], torch.Tensor]
     whole: tuple[str, ...] = ()
     refused: str = ""
+    unplanned: str = ""
     fixed: bool = False
     fast: bool = False
     tags: frozenset[str] = field(default_factory=frozenset)
@@ -1157,7 +1159,7 @@ class SparseEmbedding(nn.Module):
         return self.head(x)
 
 
-@case(token_batch, token_loss)
+@case(token_batch, token_loss, unplanned="the gradient of embed is sparse")
 def sparse_embedding() -> nn.Module:
     return SparseEmbedding()
 

@@ -19,6 +19,7 @@ from autopipe.core.errors import AutopipeError, ModelError, UsageError
 from autopipe.core.profile import OPTIMIZER_STATE, CostTable, LayerCost, Profile
 from autopipe.runtime import launch, watching
 from autopipe.runtime.capture import Captured, capture
+from autopipe.runtime.capture.program import has_sparse_gradient, path_of
 from autopipe.runtime.curves import first_sizes, interpolated, straight
 from autopipe.runtime.devices import cores, default_device, describe, is_as_fast, own_device
 from autopipe.runtime.emulated import runtime_costs
@@ -141,7 +142,17 @@ def capture_checked(workload: Workload, micro_batch: int) -> Captured:
     if not loss.requires_grad:
         raise ModelError(f"{workload.name}: the loss does not depend on any parameter that requires a gradient")
     del output, loss
-    return capture(workload.model, inputs, loss=lambda made: workload.loss(made, target))
+    captured = capture(workload.model, inputs, loss=lambda made: workload.loss(made, target))
+    _check_dense(captured, workload.name)
+    return captured
+
+
+def _check_dense(captured: Captured, name: str) -> None:
+    """Raises ModelError for sparse gradients: their bytes are not known beforehand, and few optimizers take them."""
+    for node in captured.program.operations():
+        if has_sparse_gradient(node):
+            where = (path_of(node) or ["the model"])[-1]
+            raise ModelError(f"{name}: the gradient of {where} is sparse, which no plan can count: use sparse=False")
 
 
 def facts_of(workload: Workload, captured: Captured, kind: str, threads: int, ranks: int, optimizer: str) -> Profile:

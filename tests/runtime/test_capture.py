@@ -14,9 +14,11 @@ from torch import nn
 from autopipe.core.errors import CaptureError, ModelError
 from autopipe.runtime.capture import capture, tracing
 from autopipe.runtime.capture.program import aten
+from autopipe.runtime.profiling import capture_checked
 from autopipe.runtime.stages import build_stages
 from tests.models import ZOO, Case, sequential, vector_batch
 from tests.runtime.chained import assert_trains_alike, captured_case, legal_cuts
+from tests.runtime.twins import opened
 
 
 def edges(captured: Any) -> list[tuple[int | None, tuple[int, ...], tuple[int | str, ...], str, bool]]:
@@ -411,3 +413,8 @@ def test_a_decision_by_values_is_told_in_our_words(how: str) -> None:
     (note,) = inside.notes
     assert note.startswith("kept whole: 1 (")
     assert note.endswith(f"{words})")
+
+
+def test_sparse_gradients_are_refused_when_a_model_is_planned() -> None:
+    with pytest.raises(ModelError, match=r"sparse_embedding: the gradient of embed is sparse.*use sparse=False"):
+        capture_checked(opened("sparse_embedding"), 2)

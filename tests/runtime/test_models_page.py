@@ -23,7 +23,7 @@ backwards (tests/runtime/test_stages.py and test_zoo_parity.py; `make test-all` 
 def _result(case: Case) -> str:
     if case.refused:
         return "refused when it is planned, naming file and line"
-    parts = ["trains"]
+    parts = ["trains"] if not case.unplanned else [f"stages train, but planning refuses it: {case.unplanned}"]
     if case.whole:
         parts.append(f"kept whole: {', '.join(f'`{name}`' for name in case.whole)}")
     if case.fixed:

@@ -165,6 +165,11 @@ def is_random(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
+def has_sparse_gradient(node: fx.Node) -> bool:
+    """Whether an operation is an embedding whose gradient is sparse."""
+    return node.target is aten.embedding.default and bool(argument(node, 4))
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether an operation always gives a view of its first argument, and writes nothing."""
     schema = getattr(node.target, "_schema", None)
