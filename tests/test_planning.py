@@ -169,6 +169,16 @@ def test_the_bound_is_met_by_equal_stages(name: str, ranks: int) -> None:
     assert case.lower_bound_s == pytest.approx(case.best.step_s)
 
 
+def test_the_bound_of_all_forwards_first_is_met_by_one_long_stage() -> None:
+    """GPipe's step is the way through all stages, and the longest one's work for each further micro-batch."""
+    profile = chain([1.0, 2.0, 1.0])
+    setting = Setting(profile, cluster(3), "adamw", (2**40,) * 3, {})
+    case = Case.of(setting, Ranges.of(profile, 1, optimizer="adamw"), kind("GPipe").schedule(3, 8), 1, "none")
+    assert case.best is not None
+    assert case.best.step_s == pytest.approx(3 * 4 + 7 * 6)
+    assert case.lower_bound_s == pytest.approx(case.best.step_s)
+
+
 def test_slow_links_raise_the_bound_by_round_trips() -> None:
     """With 1F1B's few micro-batches in flight a slow link is waited for again and again; no bound on work sees it."""
     profile = chain([1.0] * 4)

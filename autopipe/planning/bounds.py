@@ -5,9 +5,10 @@ start before the first micro-batch has come through the stages before it (head),
 its last gradient the stages before it still have their backward to do (tail), then the optimizer. It also waits:
 where its row lets only some micro-batches be in flight, a later one starts when an earlier one is back, and each such
 round trip takes all later stages' forward and backward; and what its row runs after its first gradient comes after
-the first trip, what it runs before its last forward before the last one. Head, trip and tail are each the least over
-all splits; so the largest term of a split is a bound for it, and the split whose largest term is smallest bounds them
-all.
+the first trip, what it runs before its last forward before the last one. Where the last stage runs all its forwards
+first, all forwards of a stage, the way of the last one to the end and back, and all its backwards follow one another.
+Head, trip and tail are each the least over all splits; so the largest term of a split is a bound for it, and the split
+whose largest term is smallest bounds them all.
 """
 
 from __future__ import annotations
@@ -110,6 +111,9 @@ def least_ends(tables: Tables, rows: Sequence[Row]) -> Floats:
     )
     whole = np.maximum(work, later + trips)  # until the row's end
     to_last = np.maximum(whole - trailing * weight_grad if trailing.any() else whole, earlier + trips)
+    if not sum(rows[-1].earlier[1:3]):
+        both_ways = _times(tables, [(*row.counts[:3], 0) for row in rows]) + trips - forward - back
+        whole, to_last = np.maximum(whole, both_ways), np.maximum(to_last, both_ways)
     ends = np.maximum(whole + tables.optimizer, np.maximum(to_last, rounds * trips) + tail)
     return _possible(tables, head + ends)
 
