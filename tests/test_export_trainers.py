@@ -46,7 +46,11 @@ def torchrun(ranks: int, folder: Path, *command: str) -> subprocess.CompletedPro
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     run = [sys.executable, "-m", "torch.distributed.run", "--master-addr", "127.0.0.1", "--master-port", port]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        # a compilation that was once broken off leaves a lock, for which every later one waits without end
+        "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
+    }
     return subprocess.run(
         [*run, "--nproc-per-node", str(ranks), *command],
         cwd=folder,
