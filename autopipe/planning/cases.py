@@ -233,7 +233,7 @@ class Case:
 
     @cached_property
     def _starts(self) -> list[Found]:
-        return sorted(self.measured(dict.fromkeys([*self._solved(), *self._baselines()])), key=_key)
+        return sorted(self.measured(dict.fromkeys([*self._solved(), *self.baselines()])), key=_key)
 
     @cached_property
     def best(self) -> Found | None:
@@ -414,7 +414,8 @@ class Case:
             return values
         return np.asarray(values.reshape(self.outline.ways, self.parts, *values.shape[1:]).max(axis=0))
 
-    def _baselines(self) -> list[tuple[int, ...]]:
+    def baselines(self) -> list[tuple[int, ...]]:
+        """The splits of simple rules, by positions; they need not fit."""
         rules = [rule(self.setting.profile, self.parts) for rule in BASELINES.values()]
         return [self.ranges.places(cuts) for cuts in rules if cuts is not None]
 

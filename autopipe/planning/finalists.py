@@ -1,8 +1,8 @@
 """The last word between plans whose steps are nearly the same: the least step with its jitter.
 
 The search compares steps in which every action takes its median. Where the profile knows how uneven actions are, the
-best plan of each schedule that comes close is looked at again with what that adds: tables with more, shorter actions
-and with less slack wait more often.
+best plan of each schedule that comes close, and the baselines' splits of it, are looked at again with what that adds:
+tables with more, shorter actions and with less slack wait more often.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def least_expected(space: Space, best: Outcome) -> Outcome:
 
 
 def _close(space: Space, best: Outcome) -> Iterator[Outcome]:
+    most_s = best.step_s * (1 + _CLOSE)
     for kind in space.kinds:
-        found = search(space.only(kind=kind), below_s=best.step_s * (1 + _CLOSE), first=best.case.large).best
-        if found is not None and found.found.step_s < best.step_s * (1 + _CLOSE):
-            yield outcome(found.case, found.found.positions)
+        found = search(space.only(kind=kind), below_s=most_s, first=best.case.large).best
+        if found is not None:
+            rules = found.case.measured(found.case.baselines())
+            yield from (outcome(found.case, one.positions) for one in (found.found, *rules) if one.step_s < most_s)
