@@ -18,8 +18,8 @@ from torch import nn
 
 from autopipe.core.errors import UsageError
 
-_BUCKET_BYTES = 32 << 20
-"""Small gradients are summed together, up to this size: a message costs more than its bytes."""
+_BUCKET_BYTES = 4 << 20
+"""Small gradients are summed together, up to this size: a message costs more than its bytes, and the sum is a copy."""
 
 
 @dataclass(frozen=True)
