@@ -264,25 +264,6 @@ def test_equal_layers_tie_whatever_the_unit(layers: int, depth: int) -> None:
     assert len({made.cuts for made in plans}) == 1
 
 
-def test_renaming_layers_changes_names_only() -> None:
-    profile = tiny(random.Random(4))
-    names = [f"renamed.{i}" for i in range(len(profile.layers))]
-    layers = tuple(replace(layer, name=n, modules=(n,)) for layer, n in zip(profile.layers, names, strict=True))
-    one = plan(profile, cluster(3), global_batch=8, profile_ref=FileRef("x"))
-    other = plan(replace(profile, layers=layers), cluster(3), global_batch=8, profile_ref=FileRef("x"))
-    assert [stage.layers for stage in other.stages] != [stage.layers for stage in one.stages]
-    back = tuple(
-        replace(stage, layers=a.layers, modules=a.modules) for stage, a in zip(other.stages, one.stages, strict=True)
-    )
-    assert replace(other, stages=back, limited_by=one.limited_by) == one
-
-
-def test_two_runs_give_equal_bytes() -> None:
-    profile = tiny(random.Random(5))
-    texts = {to_json(plan(profile, cluster(3), global_batch=8)) for _ in range(2)}
-    assert len(texts) == 1
-
-
 # memory -------------------------------------------------------------------------------------------------------------
 
 

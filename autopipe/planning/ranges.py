@@ -43,7 +43,7 @@ class Ranges:
 
     Of shape (n + 1, n + 1), except ``activations`` and ``gradients`` over the cut at a position, of shape (n + 1,):
     what a stage that begins or ends there receives and sends. ``static`` bytes are ``parameters``, their gradients,
-    the optimizer's ``state`` and buffers.
+    the optimizer's state and buffers.
     """
 
     ends: tuple[int, ...]
@@ -56,7 +56,6 @@ class Ranges:
     optimizer: Floats
     static: Floats
     parameters: Floats
-    state: Floats
     gradient: Floats
     held: Floats
     held_after_input_grad: Floats
@@ -252,7 +251,7 @@ def _static(
     buffers = summed([layer.buffer_bytes for layer in profile.layers])
     state = gradients * OPTIMIZER_STATE[optimizer]
     static = parameters + gradients + state + buffers
-    return {"static": static, "parameters": parameters, "state": state, "gradient": gradients}
+    return {"static": static, "parameters": parameters, "gradient": gradients}
 
 
 def _twice(profile: Profile, ends: Sequence[int]) -> Floats:

@@ -32,15 +32,13 @@ class Moment(NamedTuple):
 class Place:
     """Where a stage runs: the bytes it may use, and the moments at which it can hold most (simulate.peak_loads).
 
-    ``kept`` is of how many micro-batches it keeps messages, ``copies`` how many versions of its weights it has,
-    ``shards`` how many ranks the optimizer's state is shared out to.
+    ``kept`` is of how many micro-batches it keeps messages, ``copies`` how many versions of its weights it has.
     """
 
     limit_bytes: int
     moments: tuple[Moment, ...]
     kept: Kept
     copies: int = 1
-    shards: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +104,8 @@ class _Needs:
     def __init__(self, ranges: Ranges, starts: Counts, stops: Counts, places: Sequence[Place]) -> None:
         self.ranges, self.starts, self.stops = ranges, starts, stops
         self.held, self.left = ranges.held[starts, stops], ranges.held_after_input_grad[starts, stops]
-        self.state, self.gradient = ranges.state[starts, stops], ranges.gradient[starts, stops]
-        self.lasting = ranges.static[starts, stops] - self.gradient - self.state
+        self.gradient = ranges.gradient[starts, stops]
+        self.lasting = ranges.static[starts, stops] - self.gradient
         self.parameters = ranges.parameters[starts, stops]
         self.before, self.behind = ranges.activations[starts], ranges.activations[stops]
         self.workspace = ranges.workspace[starts, stops]
@@ -116,17 +114,16 @@ class _Needs:
         self.limits = np.array([place.limit_bytes for place in places], np.float64)
         self.kept = np.array([place.kept for place in places], np.float64).T
         self.further = np.array([place.copies - 1 for place in places])
-        self.shards = np.array([place.shards for place in places])
         most = max(len(place.moments) for place in places)
         padded = [place.moments + place.moments[:1] * (most - len(place.moments)) for place in places]
         self.moments = np.array(padded, np.float64).transpose(1, 2, 0)
 
     def always(self, column: tuple[int, ...]) -> Floats:
         """What is there throughout, of every range at every place."""
-        further, shards = (each.reshape(column) for each in (self.further, self.shards))
+        further = self.further.reshape(column)
         before, behind = self.kept.reshape(2, *column)
         messages = before * self.before + behind * self.behind
-        return np.asarray(self.lasting + further * self.parameters + messages + np.ceil(self.state / shards))
+        return np.asarray(self.lasting + further * self.parameters + messages)
 
     def highest(self, column: tuple[int, ...]) -> Floats:
         """Activations, gradients and workspace of every range at every place when they are most."""
