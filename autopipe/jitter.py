@@ -4,7 +4,8 @@ A timeline has every action take its median. On a real machine each takes a litt
 the later of two others: so the more evenly the work is split, the more of the unevenness adds to the step, and none of
 it is won back. Here steps are drawn: an action of d seconds is d / piece_s pieces, each with a part of its own out of
 the profile's jitter. The profile met that with every rank busy, and ranks disturb each other only while they compute:
-an action's deviation counts by how much of the step the other ranks work. The median of the draws is what is expected.
+an action's deviation counts by how much of the step the other ranks work. The median of the draws is what is expected;
+of several replicas, which wait for each other, the median of the latest one.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ _SEED = 0
 """Equal plans have equal predictions."""
 
 
-def jitter_s(jitter: Jitter, graph: Graph, costs: Costs, timeline: Timeline) -> float:
+def jitter_s(jitter: Jitter, graph: Graph, costs: Costs, timeline: Timeline, replicas: int = 1) -> float:
     """The seconds that the median of uneven steps takes beyond ``timeline``, which is that of ``graph`` and ``costs``.
 
-    0 on a single rank: nobody was there to disturb it.
+    0 on a single device: nobody was there to disturb it.
     """
-    if timeline.ranks < 2:
+    if timeline.ranks * replicas < 2:
         return 0.0
-    steps = graph.uneven_steps(costs, _factors(jitter, graph, costs.actions_s[:, 0], timeline))
-    return max(0.0, float(np.median(steps)) - timeline.step_s)
+    steps = graph.uneven_steps(costs, _factors(jitter, graph, costs.actions_s[:, 0], timeline, replicas))
+    latest = 0.5 ** (1 / replicas)  # all replicas are done by then in half of the steps
+    return max(0.0, float(np.quantile(steps, latest)) - timeline.step_s)
 
 
-def _factors(jitter: Jitter, graph: Graph, actions_s: Floats, timeline: Timeline) -> Floats:
+def _factors(jitter: Jitter, graph: Graph, actions_s: Floats, timeline: Timeline, replicas: int) -> Floats:
     """For each row of the graph and each draw what its action takes, as a part of its median."""
     draws = max(_FEWEST, min(_DRAWS, _NUMBERS // len(graph.costs)))
     generator = np.random.default_rng(_SEED)
@@ -47,11 +49,11 @@ def _factors(jitter: Jitter, graph: Graph, actions_s: Floats, timeline: Timeline
     factors = np.ones((len(graph.costs), draws))
     for rank, rows in enumerate(graph.rows):
         drawn = generator.multinomial(pieces[rows], even, size=(len(rows), draws)) @ parts / pieces[rows]
-        factors[rows] += _others_busy(timeline, rank) * (drawn - 1)
+        factors[rows] += _others_busy(timeline, rank, replicas) * (drawn - 1)
     return factors
 
 
-def _others_busy(timeline: Timeline, rank: int) -> float:
-    """The part of the step in which another rank works, on average."""
-    others = [1 - timeline.rank_idle(other) for other in range(timeline.ranks) if other != rank]
-    return sum(others) / len(others)
+def _others_busy(timeline: Timeline, rank: int, replicas: int) -> float:
+    """The part of the step in which another rank works, on average, those of the other replicas too."""
+    busy = [1 - timeline.rank_idle(each) for each in range(timeline.ranks)]
+    return (replicas * sum(busy) - busy[rank]) / (replicas * timeline.ranks - 1)

@@ -21,11 +21,13 @@ SHARED = Link(0.1, 10.0, wires=("there", "back"))
 """A second for ten bytes, over a wire that all hops share."""
 
 
-def added_s(jitter: Jitter, stages: list[StageCost], micro_batches: int, name: str = "GPipe") -> float:
+def added_s(
+    jitter: Jitter, stages: list[StageCost], micro_batches: int, name: str = "GPipe", replicas: int = 1
+) -> float:
     """What jitter adds to a step of a schedule with free transfers."""
     table = kind(name).schedule(len(stages), micro_batches)
     hops = [Link(0.0, 1e12)] * (len(stages) - 1)
-    return jitter_s(jitter, Graph.of(table), costs_of(stages, hops), simulate(table, stages, hops))
+    return jitter_s(jitter, Graph.of(table), costs_of(stages, hops), simulate(table, stages, hops), replicas)
 
 
 def test_every_action_slower_by_a_fifth_while_others_work_half_the_time() -> None:
@@ -39,6 +41,15 @@ def test_nothing_is_added_where_nothing_is_uneven() -> None:
 
 def test_nothing_is_added_on_a_single_rank() -> None:
     assert added_s(Jitter(1.0, (0.5, 2.0)), [stage(1.0, 2.0)], 4) == 0.0
+
+
+def test_replicas_disturb_and_wait_for_each_other() -> None:
+    """Two devices, both always busy: 3 s of actions take 1.2 times as long; with deviations that cancel out, the later
+    of more replicas is later."""
+    assert added_s(Jitter(1.0, (1.2,)), [stage(1.0, 2.0)], 1, replicas=2) == pytest.approx(3 * 0.2)
+    uneven = Jitter(1.0, (0.7, 0.9, 1.1, 1.3))
+    several = [added_s(uneven, [stage(1.0, 2.0)], 8, replicas=replicas) for replicas in (2, 4, 16)]
+    assert 0 < several[0] < several[1] < several[2] <= 8 * 3 * 0.3
 
 
 def test_even_stages_wait_for_each_other_more_than_uneven_ones() -> None:

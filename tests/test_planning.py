@@ -310,6 +310,12 @@ def test_replicas_are_as_slow_as_the_slowest_of_them() -> None:
     assert seats.hops((0, 1)) == (slow,)
     assert seats.rings == (fast, slow)  # ranks 0 and 2 are on one node, 1 and 3 are not
     assert seats.reduce_s(1, 80) == 2 * (2.0 + 40 / 10.0)
+    summing = replace(
+        nodes, tiers=(nodes.tiers[0], Tier("out", 6, replace(slow, reduce_latency_s=3.0, reduce_bytes_per_s=5.0)))
+    )
+    measured = Setting(chain([1.0]), summing, "sgd", (500,) * 6, {}).seats(2, 2)
+    assert measured.reduce_s(1, 80) == 2 * (3.0 + 40 / 5.0)
+    assert measured.reduce_s(0, 80) == seats.reduce_s(0, 80)
     assert Setting(chain([1.0]), nodes, "sgd", (500,) * 6, {}).seats(3, 1).hops((0, 1, 2)) == (fast, fast)
 
 

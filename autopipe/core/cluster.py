@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from autopipe.core.errors import UsageError
 from autopipe.core.units import many
@@ -34,6 +35,13 @@ class Device:
             raise UsageError(f"device {self.name!r}: speed and memory_bytes must be positive")
 
 
+class Hop(NamedTuple):
+    """``latency_s`` and ``bytes_per_s`` of one way between two ranks."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
 @dataclass(frozen=True)
 class Link:
     """One way between two ranks: ``latency_s + bytes / bytes_per_s`` a message.
@@ -41,18 +49,30 @@ class Link:
     ``late_s`` is what a receiver waits that asks for a message only after it was sent, while the sender computes:
     until the sender is interrupted to hand it over. ``wires`` names what a message there, and one back, has to itself
     for its bytes / ``bytes_per_s``: links that name the same one wait for each other. Empty where none is shared.
+    ``reduce_latency_s`` and ``reduce_bytes_per_s`` are what latency and rate come to when gradients are summed in a
+    ring over such links, copies included; None: the same as of a message.
     """
 
     latency_s: float
     bytes_per_s: float
     late_s: float = 0.0
     wires: tuple[str, ...] = ()
+    reduce_latency_s: float | None = None
+    reduce_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         if len(self.wires) not in (0, 2):
             raise UsageError(f"a link names two wires, there and back, or none, not {len(self.wires)}")
         if self.latency_s < 0 or self.late_s < 0 or self.bytes_per_s <= 0:
             raise UsageError("a link needs latency_s >= 0, late_s >= 0 and bytes_per_s > 0")
+        if self.in_ring.latency_s < 0 or self.in_ring.bytes_per_s <= 0:
+            raise UsageError("a link needs reduce_latency_s >= 0 and reduce_bytes_per_s > 0, or neither")
+
+    @property
+    def in_ring(self) -> Hop:
+        """What a hop of a ring that sums gradients takes."""
+        latency, rate = self.reduce_latency_s, self.reduce_bytes_per_s
+        return Hop(self.latency_s if latency is None else latency, self.bytes_per_s if rate is None else rate)
 
     def transfer_s(self, size: int) -> float:
         """Seconds until ``size`` bytes have arrived; nothing to send takes no time."""

@@ -43,7 +43,7 @@ class Outcome:
         if profile.jitter is None:
             return 0.0
         costs = costs_of(self.costs, case.hops, profile.overhead_s)
-        return jitter_s(profile.jitter, case.graph, costs, self.timeline)
+        return jitter_s(profile.jitter, case.graph, costs, self.timeline, case.seats.replicas)
 
     @property
     def expected_s(self) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -27,14 +27,19 @@ def slowest(links: Iterable[Link]) -> Link:
     """A link that is in no respect faster than any of these; its wires are the first one's."""
     found = list(links)
     latency, rate, late = zip(*((link.latency_s, link.bytes_per_s, link.late_s) for link in found), strict=True)
-    return Link(max(latency), min(rate), max(late), found[0].wires)
+    made = Link(max(latency), min(rate), max(late), found[0].wires)
+    ring_latency, ring_rate = zip(*(link.in_ring for link in found), strict=True)
+    if (max(ring_latency), min(ring_rate)) == made.in_ring:
+        return made
+    return replace(made, reduce_latency_s=max(ring_latency), reduce_bytes_per_s=min(ring_rate))
 
 
 def ring_s(sizes: Floats | float, ranks: int, link: Link | None) -> Floats:
     """Seconds to sum so many bytes over a ring: 2 (ranks − 1) messages, each of one rank's part of the bytes."""
     if link is None or ranks < 2:
         return np.zeros(np.shape(sizes))
-    seconds = 2 * (ranks - 1) * (link.latency_s + np.asarray(sizes) / ranks / link.bytes_per_s)
+    hop = link.in_ring
+    seconds = 2 * (ranks - 1) * (hop.latency_s + np.asarray(sizes) / ranks / hop.bytes_per_s)
     return np.where(np.asarray(sizes) > 0, seconds, 0.0)
 
 
@@ -115,7 +120,7 @@ class Seats:
         span = (self.replicas - 1) * self.depth
         wide = [tier.link for tier in self.cluster.tiers if tier.ranks > span]
         single = [pair.link for pair in self.cluster.pairs]
-        rate = max((link.bytes_per_s for link in (*wide, *single)), default=math.inf)
+        rate = max((link.in_ring.bytes_per_s for link in (*wide, *single)), default=math.inf)
         return 2 * span / self.depth / self.replicas * size / rate
 
     def hops(self, placement: Sequence[int]) -> tuple[Link | None, ...]:

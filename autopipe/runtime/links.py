@@ -1,8 +1,9 @@
 """The devices of a run and the links between them: latency and bandwidth both ways at once, as a pipeline uses them.
 
 A pair exchanges messages of one size, receives posted before sends (the other way round halves gloo's bandwidth). The
-latency is the median time of the smallest messages; the bandwidth is what the largest ones need beyond it. What a late
-receiver waits (Link.late_s) is read off a small pipeline between the first two ranks. How fast a device is, relative
+latency is the time of the smallest messages; the bandwidth is what the largest ones need beyond it. What a late
+receiver waits (Link.late_s) is read off a small pipeline between the first two ranks; what a sum of gradients takes is
+measured between the first two of a host, and between the first two on different hosts. How fast a device is, relative
 to rank 0's, comes from one kernel that all ranks run at once. Under torchrun the ranks may be on several hosts: then
 links between hosts are a tier of their own.
 """
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from autopipe.core.cluster import Cluster, Device, Link, Pair, Tier
 from autopipe.runtime import launch
@@ -33,6 +35,8 @@ from autopipe.runtime.devices import (
     synchronize,
 )
 from autopipe.runtime.emulated import MESSAGE_NUMBERS, NUMBER_BYTES, runtime_costs
+from autopipe.runtime.gradients import sum_gradients
+from autopipe.runtime.host import hurry_messages
 
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 REPEATS = 15
@@ -43,6 +47,8 @@ KERNEL = {"cpu": (256, 400), "cuda": (4096, 40)}
 """The side of the matrices that are multiplied to compare devices, and how often."""
 AT_ONCE_S = 1e-3
 """A message that a link carries in this time counts as one that takes none."""
+SMALL, USUAL, MANY = 1 << 8, 1 << 18, 16
+"""Gradients are summed of one parameter with few numbers, and of many with a usual number."""
 MOST_PAIRS = 28
 """So many pairs of a tier are measured, those of neighbours first."""
 
@@ -102,10 +108,13 @@ def _on_a_host(hosts: Sequence[str]) -> int:
 
 
 def _usual(links: Links) -> Link:
+    """The median of the links; sums of gradients are measured over one of them."""
     return Link(
         statistics.median(link.latency_s for link in links.values()),
         statistics.median(link.bytes_per_s for link in links.values()),
         statistics.median(link.late_s for link in links.values()),
+        reduce_latency_s=next((link.reduce_latency_s for link in links.values() if link.reduce_latency_s), None),
+        reduce_bytes_per_s=next((link.reduce_bytes_per_s for link in links.values() if link.reduce_bytes_per_s), None),
     )
 
 
@@ -151,6 +160,11 @@ def measure_rank(kind: str, threads: int) -> Found:
     late = torch.tensor([_late_s(found.get((0, 1)), device)], device=device)
     dist.broadcast(late, 0)
     links = {ranks: replace(link, late_s=float(late)) for ranks, link in found.items()}
+    for pair in _pairs_that_sum():
+        launch.beat.phase(f"measuring sums of gradients between ranks {pair[0]} and {pair[1]}")
+        latency_s, bytes_per_s = _sum_costs(pair, device)
+        if pair in links:
+            links[pair] = replace(links[pair], reduce_latency_s=latency_s, reduce_bytes_per_s=bytes_per_s)
     memory = memory_bytes(kind, int(os.environ["LOCAL_WORLD_SIZE"]))
     return Found(_host(), describe(kind, threads), memory, kernel, links)
 
@@ -162,6 +176,43 @@ def _late_s(link: Link | None, device: torch.device) -> float:
         numbers.clamp_(max=max(1, int(link.bytes_per_s * AT_ONCE_S / NUMBER_BYTES)))
     dist.broadcast(numbers, 0)
     return runtime_costs(device, pair, int(numbers))[1] if dist.get_rank() < 2 else 0.0
+
+
+def _pairs_that_sum() -> list[tuple[int, int]]:
+    """The first measured pair of one host, and the first of two."""
+    hosts: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(hosts, _host())
+    first: dict[bool, tuple[int, int]] = {}
+    for pair in measured_pairs(len(hosts)):
+        first.setdefault(hosts[pair[0]] == hosts[pair[1]], pair)
+    return list(first.values())
+
+
+def _sum_costs(pair: tuple[int, int], device: torch.device) -> tuple[float, float]:
+    """What latency and rate come to in a sum over two ranks: 2 messages of half the bytes each. All ranks call it."""
+    group = dist.new_group(list(pair))
+    if dist.get_rank() not in pair:
+        return 0.0, 0.0
+    hurry_messages()  # the group's threads too
+    least_s = _sum_s([nn.Parameter(torch.zeros(SMALL, device=device))], group, device)
+    many = [nn.Parameter(torch.zeros(USUAL, device=device)) for _ in range(MANY)]
+    more_s = _sum_s(many, group, device) - least_s
+    return least_s / 2, sum(parameter.nbytes for parameter in many) / max(more_s, 1e-9)
+
+
+def _sum_s(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, device: torch.device) -> float:
+    """Median seconds in which gradients are summed as after a step."""
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    seconds = []
+    for _ in range(REPEATS + 3):
+        dist.barrier(group)
+        synchronize(device)
+        start = time.perf_counter()
+        sum_gradients(parameters, group)
+        synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[3:])
 
 
 def _host() -> str:
@@ -204,7 +255,11 @@ def _measure_pair(first: int, second: int, device: torch.device) -> Link | None:
 
 
 def _exchange_s(size: int, peer: int, device: torch.device) -> float:
-    """Median seconds in which both sides send and receive ``size`` bytes; the first exchanges are warm-up."""
+    """Seconds in which both sides send and receive ``size`` bytes: the first quartile, after some for warm-up.
+
+    On a CPU a message now and then waits for the next tick of the scheduler, in some runs most of them do: that is no
+    property of the link, and what a pipeline waits because of it is Link.late_s.
+    """
     outgoing = torch.zeros(size, dtype=torch.uint8, device=device)
     incoming = torch.zeros(size, dtype=torch.uint8, device=device)
     seconds = []
@@ -217,4 +272,4 @@ def _exchange_s(size: int, peer: int, device: torch.device) -> float:
             work.wait()
         synchronize(device)
         seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[3:])
+    return statistics.quantiles(seconds[3:], n=4)[0]

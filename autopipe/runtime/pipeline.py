@@ -32,7 +32,7 @@ from autopipe.runtime.capture.weightless import is_weightless
 from autopipe.runtime.devices import own_device
 from autopipe.runtime.filling import Filling
 from autopipe.runtime.forms import Agreement, form_of, repeated
-from autopipe.runtime.host import hurry_messages, keep_freed_memory
+from autopipe.runtime.host import keep_freed_memory
 from autopipe.runtime.joining import join
 from autopipe.runtime.own.checkpoint import merged
 from autopipe.runtime.own.pipemare import PipeMare
@@ -377,5 +377,4 @@ def _join(plan: Plan) -> bool:
             torch.cuda.set_device(own_device("cuda"))
         dist.init_process_group("nccl" if on_gpu else "gloo")
     keep_freed_memory()
-    hurry_messages()
     return made

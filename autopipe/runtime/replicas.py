@@ -9,7 +9,7 @@ DistributedDataParallel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from autopipe.core.errors import UsageError
-
-_BUCKET_BYTES = 4 << 20
-"""Small gradients are summed together, up to this size: a message costs more than its bytes, and the sum is a copy."""
+from autopipe.runtime.gradients import sum_gradients
 
 
 @dataclass(frozen=True)
@@ -91,51 +89,8 @@ class GradientSums:
     def run(self) -> None:
         """After a step: sum. A gradient that no process has stays None, as in one process."""
         for ranks, parameters in self._held.items():
-            if not parameters:
-                continue
-            group = self._groups[ranks]
-            if self._replica.count > 1:
-                parameters = _with_gradient(parameters, group)
-            for bucket in _buckets([_gradient(parameter) for parameter in parameters]):
-                _sum(bucket, group)
-
-
-def _gradient(parameter: nn.Parameter) -> torch.Tensor:
-    """A parameter's gradient, zeros where this process has none."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
-
-
-def _with_gradient(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[nn.Parameter]:
-    """The parameters that have a gradient on any process of the group."""
-    have = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device)
-    dist.all_reduce(have, dist.ReduceOp.MAX, group=group)
-    return [parameter for parameter, has in zip(parameters, have.tolist(), strict=True) if has]
-
-
-def _buckets(gradients: Sequence[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
-    """Gradients of one dtype together, as many as fit."""
-    bucket: list[torch.Tensor] = []
-    for gradient in sorted(gradients, key=lambda g: str(g.dtype)):
-        full = sum(g.nbytes for g in bucket) + gradient.nbytes > _BUCKET_BYTES
-        if bucket and (full or gradient.dtype is not bucket[0].dtype):
-            yield bucket
-            bucket = []
-        bucket.append(gradient)
-    if bucket:
-        yield bucket
-
-
-def _sum(bucket: list[torch.Tensor], group: dist.ProcessGroup) -> None:
-    if len(bucket) == 1 and bucket[0].is_contiguous():
-        dist.all_reduce(bucket[0], group=group)
-        return
-    flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-    dist.all_reduce(flat, group=group)
-    pieces = flat.split([gradient.numel() for gradient in bucket])
-    for gradient, piece in zip(bucket, pieces, strict=True):
-        gradient.copy_(piece.view_as(gradient))
+            if parameters:
+                sum_gradients(parameters, self._groups[ranks])
 
 
 def same_buffers(replica: Replica, buffers: Iterable[torch.Tensor]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -47,6 +48,16 @@ def test_links_between_hosts_are_a_tier_of_their_own():
     assert made.tiers == (Tier("host", 2, NEAR), Tier("network", 4, FAR))
     assert made.pairs == ()
     assert all(made.link(a, b) == link for (a, b), link in links.items())
+
+
+def test_sums_measured_over_one_link_hold_for_its_tier():
+    summing = replace(NEAR, reduce_latency_s=1e-3, reduce_bytes_per_s=1e9)
+    links = {(0, 1): summing, (0, 2): NEAR, (1, 2): NEAR}
+    ranks = [found(links={p: link for p, link in links.items() if p[0] == rank}) for rank in range(3)]
+    made = cluster_of(ranks, 3)
+    assert made.tiers[0].link == summing
+    assert made.pairs == ()
+    assert files.from_json(files.to_json(made), Cluster) == made
 
 
 def test_one_rank_a_host_has_no_inner_tier():
