@@ -67,7 +67,7 @@ def _searched(plan: Plan, profile: Profile, cluster: Cluster, global_batch: int)
 def _schedules(plan: Plan) -> tuple[str, ...] | None:
     """The schedules that were tried: the plan's and those among the rejected; None, the default, with one rank."""
     known = {kind.name for kind in kinds()}
-    tried = [plan.schedule.name, *(other.what for other in plan.rejected)]
+    tried = [plan.schedule.name, *(name for other in plan.rejected for name in other.names)]
     names = tuple(dict.fromkeys(name for name in tried if name in known))
     return names if plan.depth > 1 and names else None
 
@@ -151,7 +151,7 @@ def _shape(plan: Plan) -> str:
 def _noise(plan: Plan) -> str:
     """The other ways that the profile's noise cannot tell from the plan."""
     within = [
-        other.what
+        other.named
         for other in plan.rejected
         if other.step_s is not None
         and not other.reason.startswith("over")

@@ -2,8 +2,9 @@
 
     python benchmarks/unequal.py [--times 3]
 
-Twelve equal blocks on two ranks. Rank 1 repeats every operation, whatever runs on it, so that devices, layers and the
-plan are measured as on a slower device; autopipe is told nothing. Needs two free cores.
+Twelve equal blocks on two ranks. Rank 1 repeats every operation, whatever runs on it, so that devices, layers and plans
+are measured as on a slower device; autopipe is told nothing. The plan and those with its cut moved by a block are run.
+Needs two free cores.
 """
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_any, tree_map_only
 
 import autopipe
+from autopipe.core.cluster import Cluster
+from autopipe.core.plan import Plan
+from autopipe.core.profile import Profile
 from autopipe.core.units import format_duration, format_percent
 from autopipe.runtime import launch
 from autopipe.runtime.checking import try_plan
 from autopipe.runtime.links import measure_cluster
 
-MODEL = """
+BLOCKS = 12
+MODEL = f"""
 import torch
 from torch import nn
 
@@ -35,14 +41,16 @@ WIDTH = 256
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
+        self.shift = nn.Parameter(torch.zeros(WIDTH))  # has the first block compute its input's gradient, as the others
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x):
+        x = x + self.shift
         return x + self.down(torch.relu(self.up(x)))
 
 
 def build_model():
-    return nn.Sequential(*(Block() for _ in range(12)))
+    return nn.Sequential(*(Block() for _ in range({BLOCKS})))
 
 
 def example_batch(batch_size):
@@ -54,22 +62,54 @@ def loss_fn(output, target):
     return ((output - target) ** 2).mean()
 """
 MICRO_BATCH, MICRO_BATCHES = 384, 8
-TIMEOUT_S, MEASURING_S = 300.0, 20.0
+TIMEOUT_S, MEASURING_S = 300.0, 15.0
 
 
 class Repeating(TorchDispatchMode):
-    """Does every operation so many times, but for those that change a tensor or draw random numbers."""
+    """Does every operation so many times, but for those that draw random numbers.
+
+    What changes a tensor is repeated on a spare one of the same shape, so that results stay as they are.
+    """
 
     def __init__(self, times: int) -> None:
         super().__init__()
         self.times = times
+        self._spares: dict[Any, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        again = func.namespace == "aten" and not func._schema.is_mutable
-        if again and torch.Tag.nondeterministic_seeded not in func.tags:
-            for _ in range(self.times - 1):
-                func(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func.namespace == "aten" and torch.Tag.nondeterministic_seeded not in func.tags:
+            given = (args, kwargs) if not func._schema.is_mutable else self._spared(func, args, kwargs)
+            for _ in range(self.times - 1 if given else 0):
+                func(*given[0], **given[1])
+        return func(*args, **kwargs)
+
+    def _spared(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The arguments with spare tensors in place of those that are changed; None while a model is traced."""
+        if tree_any(lambda value: isinstance(value, torch.Tensor) and not _holds_numbers(value), (args, kwargs)):
+            return None
+        changed = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+        names = [argument.name for argument in func._schema.arguments]
+        return (
+            [self._spare(value) if name in changed else value for name, value in zip(names, args, strict=False)],
+            {name: self._spare(value) if name in changed else value for name, value in kwargs.items()},
+        )
+
+    def _spare(self, value: Any) -> Any:
+        """A spare for each tensor in it."""
+        numbers = iter(range(1 << 20))
+
+        def spare(tensor: torch.Tensor) -> torch.Tensor:
+            key = (next(numbers), tensor.shape, tensor.stride(), tensor.dtype)
+            if key not in self._spares:
+                self._spares[key] = torch.zeros_like(tensor)
+            return self._spares[key]
+
+        return tree_map_only(torch.Tensor, spare, value)
+
+
+def _holds_numbers(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
 
 
 def slowly(times: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -86,8 +126,25 @@ def launched(times: int) -> Callable[..., list[Any]]:
     return lambda function, args, **options: original(slowly, (times, function, args), **options)
 
 
+def planned(profile: Profile, cluster: Cluster, blocks: int | None = None) -> Plan:
+    """The plan, or the one with so many blocks on rank 0."""
+    pins = {layer.name: int(number >= blocks) for number, layer in enumerate(profile.layers)} if blocks else None
+    return autopipe.plan(profile, cluster, global_batch=MICRO_BATCH * MICRO_BATCHES, depths=(2,), pins=pins)
+
+
+def line(plan: Plan, model: str) -> str:
+    """A plan's blocks on each rank, its step as predicted and as measured."""
+    found = try_plan(plan, model, timeout_s=TIMEOUT_S, seconds=MEASURING_S)
+    expected_s = plan.predicted.step_s
+    blocks = " / ".join(str(len(stage.layers)) for stage in plan.stages)
+    return (
+        f"{plan.schedule.name:<8}{blocks:>8}{format_duration(expected_s):>12}{format_duration(found.step_s):>12}"
+        f"{format_percent(found.step_s / expected_s - 1, sign=True):>9}{format_percent(found.spread):>9}"
+    )
+
+
 def main() -> None:
-    """Print the speeds, the cut, and its step against the prediction."""
+    """Print the speeds, and the plan's step and its neighbours' against their predictions."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=3)
     times = parser.parse_args().times
@@ -96,16 +153,14 @@ def main() -> None:
         Path(model).write_text(MODEL)
         cluster = measure_cluster(2)
         profile = autopipe.profile(model, devices=2, micro_batches=(MICRO_BATCH,), optimizer="sgd")
-        plan = autopipe.plan(profile, cluster, global_batch=MICRO_BATCH * MICRO_BATCHES, depths=(2,))
-        found = try_plan(plan, model, timeout_s=TIMEOUT_S, seconds=MEASURING_S)
-    speeds = ", ".join(f"{device.speed:g}" for device in cluster.ranks())
-    print(f"rank 1 repeats its work {times} times: measured speeds {speeds}, noise {format_percent(profile.noise)}")
-    print(f"plan      {plan.schedule.name}, {' / '.join(str(len(stage.layers)) for stage in plan.stages)} blocks")
-    predicted_s = plan.predicted.step_s
-    print(
-        f"step      predicted {format_duration(predicted_s)}, measured {format_duration(found.step_s)} "
-        f"({format_percent(found.step_s / predicted_s - 1, sign=True)}), spread {format_percent(found.spread)}"
-    )
+        speeds = ", ".join(f"{device.speed:g}" for device in cluster.ranks())
+        print(f"rank 1 repeats its work {times} times: measured speeds {speeds}, noise {format_percent(profile.noise)}")
+        print(f"{'plan':<8}{'blocks':>8}{'predicted':>12}{'measured':>12}{'error':>9}{'spread':>9}")
+        chosen = planned(profile, cluster)
+        print(line(chosen, model), flush=True)
+        for blocks in (chosen.cuts[0] - 1, chosen.cuts[0] + 1):
+            if 0 < blocks < BLOCKS:
+                print(line(planned(profile, cluster, blocks), model), flush=True)
 
 
 if __name__ == "__main__":

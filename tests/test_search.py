@@ -149,7 +149,7 @@ def test_data_parallelism_where_gradients_are_small() -> None:
     heavy_gradients = chain([1.0] * 4, parameter_bytes=10**6)
     other = plan(heavy_gradients, cluster(4, link=Link(0.0, 1e5)), global_batch=8)
     assert (other.depth, other.replicas) == (4, 1)
-    rows = {row.what: row.reason for row in other.rejected}
+    rows = {name: row.reason for row in other.rejected for name in row.names}
     assert {"2 replicas", "4 replicas", "data parallelism, no pipeline"} <= rows.keys()
 
 
@@ -412,22 +412,44 @@ def test_faster_devices_take_more_layers() -> None:
 
 def test_rejected_lists_every_alternative() -> None:
     made = pipelined(heavy(), cluster(4, link=SLOW), global_batch=16)
-    assert [row.what for row in made.rejected] == [
+    assert [name for row in made.rejected for name in row.names] == [
         "equal layers, 1F1B", "equal parameters, 1F1B", "torchtitan's split, 1F1B", "GPipe's split, 1F1B",
         "PipeDream's split, 1F1B", "GPipe", "2 stages", "3 stages", "micro-batch 2", "micro-batch 4",
         "one device, no pipeline",
     ]  # fmt: skip
-    assert {row.what: row.reason for row in made.rejected}["one device, no pipeline"] == "+209.2 %"
+    assert {name: row.reason for row in made.rejected for name in row.names}["one device, no pipeline"] == "+209.2 %"
     layers = simulated(heavy(), cluster(4, link=SLOW), "1F1B", 16, 1, BASELINES["equal layers"](heavy(), 4) or ())
     assert (made.rejected[0].step_s, made.rejected[0].peak_bytes) == (layers.step_s, max(layers.peak_bytes))
 
 
 def test_what_was_not_asked_for_may_be_faster_and_says_so() -> None:
     made = plan(heavy(), cluster(4, link=Link(50.0, 1e9)), global_batch=4, depths=[4])
-    one = next(row for row in made.rejected if row.what == "one device, no pipeline")
+    one = next(row for row in made.rejected if "one device, no pipeline" in row.names)
     assert one.step_s is not None
     assert one.step_s < made.predicted.step_s
     assert one.reason.endswith(" %, but not asked for")
+
+
+def test_ways_to_the_same_plan_are_one() -> None:
+    made = plan(chain([1.0] * 4), cluster(2), global_batch=4, depths=[2], replicas=[1])
+    same = next(row for row in made.rejected if row.what == "equal layers, 1F1B")
+    assert (made.cuts, same.reason) == ((2,), "the same cuts")
+    assert {"GPipe's split, 1F1B", "PipeDream's split, 1F1B"} <= {*same.also}
+    names = [name for row in made.rejected for name in row.names]
+    assert len(set(names)) == len(names)
+    rows = [(row.step_s, row.idle, row.peak_bytes, row.reason) for row in made.rejected]
+    assert len(set(rows)) == len(rows)
+
+
+def test_what_the_request_leaves_no_room_for_is_not_listed() -> None:
+    def names(**asked: object) -> set[str]:
+        made = plan(chain([1.0] * 6), cluster(2), global_batch=4, **asked)  # type: ignore[arg-type]
+        return {name for row in made.rejected for name in row.names}
+
+    assert "2 replicas" not in names(depths=[2])
+    assert "data parallelism, no pipeline" in names(depths=[2])
+    assert "2 stages" not in names(replicas=[2])
+    assert "2 replicas" in names(depths=[1, 2], replicas=[1, 2]) or "2 stages" in names(depths=[1, 2], replicas=[1, 2])
 
 
 def test_over_the_limit_is_a_reason() -> None:
@@ -457,7 +479,7 @@ def every() -> Plan:
 
 
 def test_all_lists_every_schedule_with_a_number_or_a_reason(every: Plan) -> None:
-    rows = {row.what: row for row in every.rejected}
+    rows = {name: row for row in every.rejected for name in row.names}
     assert {k.name for k in kinds("torch")} - {every.schedule.name} <= set(rows)
     assert all(row.step_s is not None or row.reason.startswith("cannot run: ") for row in every.rejected)
     steps = [row.step_s for row in every.rejected if row.step_s is not None and "limit on" not in row.reason]
@@ -488,7 +510,7 @@ def test_stages_that_share_a_rank_share_its_memory(name: str) -> None:
 
 def test_too_few_layers_are_a_reason() -> None:
     made = plan(chain([1.0] * 3), cluster(2), global_batch=4, schedules=["all"], depths=[2])
-    reasons = {row.what: row.reason for row in made.rejected}
+    reasons = {name: row.reason for row in made.rejected for name in row.names}
     assert reasons["ZB-V"] == "cannot run: it needs 4 stages, the model can be cut into 3"
     with pytest.raises(UsageError, match="ZB-V cannot run: it needs 4 stages, the model can be cut into 3"):
         plan(chain([1.0] * 3), cluster(2), global_batch=4, schedules=["ZB-V"], depths=[2])
@@ -548,7 +570,7 @@ def test_sizes_that_do_not_divide_are_left_out() -> None:
     profile = chain([1.0] * 4, micro_batches=(1, 2, 4))
     made = plan(profile, cluster(2), global_batch=6)
     assert made.micro_batch in (1, 2)
-    assert "micro-batch 4" not in {row.what for row in made.rejected}
+    assert "micro-batch 4" not in {name for row in made.rejected for name in row.names}
 
 
 def test_layers_that_must_not_split_go_where_the_backward_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -572,7 +594,7 @@ def test_layers_that_must_not_split_go_where_the_backward_is_whole(monkeypatch: 
     assert (made.depth, made.schedule.name) == (2, "Halves")
     made = pipelined(whole, cluster(2), global_batch=4, schedules=["Halves", "GPipe"])
     assert made.schedule.name == "GPipe"
-    assert {row.what: row.reason for row in made.rejected}["Halves"].startswith("cannot run")
+    assert {name: row.reason for row in made.rejected for name in row.names}["Halves"].startswith("cannot run")
 
 
 # what the plan holds -----------------------------------------------------------------------------------------------
@@ -625,5 +647,5 @@ def test_jitter_is_in_every_step_and_the_least_one_is_chosen(seed: int) -> None:
     assert line.step_s >= even.predicted.step_s * (1 - 1e-9)
     assert made.depth == 1 or made.predicted.jitter_s > 0
     rules = [f"{rule}, {made.schedule.name}" for rule in BASELINES]
-    steps = [row.step_s for row in made.rejected if row.what in (*asked["schedules"], *rules) and row.step_s]  # type: ignore[misc]
+    steps = [row.step_s for row in made.rejected if {*row.names} & {*asked["schedules"], *rules} and row.step_s]  # type: ignore[misc]
     assert made.predicted.step_s <= min(steps, default=float("inf")) * (1 + 2e-3)

@@ -17,7 +17,6 @@ from autopipe.core import units
 from autopipe.core.plan import Rejected
 from autopipe.core.schedule import Action, Op, Schedule
 from autopipe.report import terminal
-from autopipe.report.rows import alike
 from tests.samples import check_result, cluster, plan, profile, rehearsal
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -54,15 +53,19 @@ def test_the_width_is_kept(width):
     assert max(map(cell_len, terminal.plan_text(long, width=width).splitlines())) <= width
 
 
-def test_baselines_that_cut_alike_are_one_line():
-    def other(what, reason="+7.0 %"):
-        return Rejected(what, reason, 1.0, 0.5, 1)
-
-    first, second = other("equal layers, 1F1B"), other("GPipe's split, 1F1B")
-    different, own = other("Megatron's split, 1F1B", "+8.0 %"), other("micro-batch 8")
-    assert alike([first, different, second, own, replace(own, what="GPipe")]) == [
-        replace(first, what="equal layers, 1F1B, and 1 alike"), different, own, replace(own, what="GPipe")
-    ]  # fmt: skip
+def test_ways_to_one_plan_are_one_row_with_all_their_names():
+    rules = ("equal parameters, 1F1B", "torchtitan's split, 1F1B", "PipeDream's split, 1F1B", "micro-batch 8")
+    same = Rejected("equal layers, 1F1B", "+7.0 %", 1.0, 0.5, 1, also=rules)
+    other = Rejected("one device, no pipeline", "+8.0 %", 1.0, 0.5, 1)
+    lines = terminal.plan_text(replace(plan(), rejected=(same, other))).splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("why not"))
+    assert [line[:34].rstrip() for line in lines[start + 1 : start + 5]] == [
+        "equal layers / equal parameters /",
+        "  torchtitan's split / PipeDream's",
+        "  split, 1F1B / micro-batch 8",
+        "one device, no pipeline",
+    ]
+    assert lines[start + 1].endswith("+7.0 %")
 
 
 def rows(text: str, header: str) -> list[list[str]]:

@@ -12,22 +12,24 @@ import pytest
 import autopipe
 from autopipe import tuning
 from autopipe.core import files
+from autopipe.core.cluster import Link
 from autopipe.core.errors import CheckFailed, FileError, ModelError, RankFailed, UsageError
 from autopipe.core.result import MeasuredStage
 from autopipe.tuning import Tuned, moved, summary
-from autopipe.tuning.candidates import ALONE, EQUAL, candidates, equal_layers, neighbours, plan_name
+from autopipe.tuning.candidates import ALONE, COPIES, EQUAL, candidates, equal_layers, neighbours, plan_name
 from autopipe.tuning.learning import Seen, learned, predicted_s
 from autopipe.tuning.log import FAILED, HUNG, MEMORY, OK, Trial, read_trials, status_of, write_trials
 from autopipe.tuning.loop import Tuning, fastest
 from tests.synthetic import GIB, chain, cluster
 
 SECONDS = [0.01, 0.01, 0.01, 0.01, 0.03, 0.03]
-MODEL = chain(SECONDS, micro_batches=(1, 2), overhead_s=0.001)
-TWO = cluster(4, memory_bytes=GIB)
+MODEL = chain(SECONDS, micro_batches=(1, 2), overhead_s=0.001, parameter_bytes=10**6)
+TWO = cluster(4, memory_bytes=GIB, link=Link(0.0, 1e7))
+"""Its gradients take longer to average than a pipeline to fill."""
 
 
 def search(**choices):
-    fixed = {"global_batch": 8, "devices": 2, "micro_batches": (1, 2), "schedules": ("1F1B", "GPipe"), "replicas": (1,)}
+    fixed = {"global_batch": 8, "devices": 2, "micro_batches": (1, 2), "schedules": ("1F1B", "GPipe")}
     return autopipe.plan(MODEL, TWO, **(fixed | choices))
 
 
@@ -50,7 +52,10 @@ def test_each_shape_is_there_once():
     shapes = {(e.plan.depth, e.plan.micro_batch, e.plan.schedule.name if e.plan.depth > 1 else "") for e in found}
     assert shapes == {(1, 1, ""), (1, 2, ""), *((2, b, s) for b in (1, 2) for s in ("1F1B", "GPipe"))}
     assert len({each.name for each in found}) == len(found)
-    assert {each.why for each in found if each.plan.depth == 1} == {ALONE}
+    assert {(e.why, e.plan.replicas) for e in found if e.plan.depth == 1} == {(ALONE, 1), (COPIES, 2)}
+    assert {plan_name(e.plan) for e in found if e.why == COPIES} == {
+        f"data parallelism, micro-batch {size}, 2 replicas" for size in (1, 2)
+    }
 
 
 def test_equal_layers_are_equal():
@@ -102,7 +107,7 @@ def test_a_slower_machine_is_learned_from_one_trial():
         assert cost.input_grad_s == pytest.approx(1.2 * layer.input_grad_s)
     shape = {"micro_batches": (1,), "schedules": ("1F1B",), "depths": (2,), "pins": {"layers.0": 0, "layers.1": 1}}
     other = search(**shape)
-    slow = chain([1.3 * t for t in SECONDS], overhead_s=0.001)
+    slow = chain([1.3 * t for t in SECONDS], overhead_s=0.001, parameter_bytes=10**6)
     evenly = learned(MODEL, [seen(plan, 1.3, 1.3)])
     expected = autopipe.plan(slow, TWO, global_batch=8, replicas=(1,), **shape)
     assert predicted_s(other, MODEL, evenly) == pytest.approx(expected.predicted.step_s)
@@ -297,7 +302,23 @@ TRIALS = [
 
 
 def test_gains_are_ratios_of_measured_steps(tmp_path):
-    assert tuned(TRIALS, tmp_path).gains == {EQUAL: None, ALONE: pytest.approx(0.20 / 0.09)}
+    assert tuned(TRIALS, tmp_path).gains == {EQUAL: None, ALONE: pytest.approx(0.20 / 0.09), COPIES: None}
+
+
+def test_copies_of_the_model_are_no_single_device(tmp_path):
+    made = [replace(TRIALS[0], why=COPIES), TRIALS[1], replace(TRIALS[2], status=OK, step_s=0.15)]
+    text = summary(tuned(made, tmp_path))
+    assert "gain      2.00 times as fast as no pipeline" in text
+    assert "gain      1.50 times as fast as equal layers" in text
+    assert "gain      the best is data parallelism" in text
+    assert "data parallelism" not in summary(tuned(TRIALS, tmp_path))
+
+
+def test_equal_layers_are_tried_where_the_best_has_no_pipeline(made_up):
+    loop, _, _ = made_up(lambda plan: plan.predicted.step_s * (0.1 if plan.depth == 1 else 1.0))
+    loop.run()
+    assert loop.best.why in (ALONE, COPIES)
+    assert fastest(loop.trials, EQUAL) is not None
 
 
 def test_errors_compare_the_profile_with_what_was_learned_before_each_trial(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -109,13 +110,29 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Rejected:
-    """Another way, and why it was not chosen. Numbers are None where it cannot run at all."""
+    """Another way, and why it was not chosen. Numbers are None where it cannot run at all.
+
+    ``also`` are further ways that come to the very same plan.
+    """
 
     what: str
     reason: str
     step_s: float | None = None
     idle: float | None = None
     peak_bytes: int | None = None
+    also: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All ways that come to this plan."""
+        return (self.what, *self.also)
+
+    @property
+    def named(self) -> str:
+        """All of them in one line; an end that neighbours share stands once: ``equal layers / GPipe's split, 1F1B``."""
+        parts = (name.rpartition(", ") for name in self.names)
+        runs = itertools.groupby(parts, key=lambda part: part[1:])
+        return " / ".join(" / ".join(part[0] for part in run) + "".join(end) for end, run in runs)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,16 @@ class Outcome:
     recompute: tuple[tuple[int, ...], ...]
     costs: tuple[StageCost, ...]
 
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for outcomes of one setting that are the same plan.
+
+        The step stands for the order of a schedule that is made for the very stages.
+        """
+        case, outline = self.case, self.case.outline
+        shape = (outline.name, outline.placement, case.replicas, case.micro_batch)
+        return (*shape, self.bounds, self.recompute, self.step_s)
+
     @cached_property
     def timeline(self) -> Timeline:
         """All that happens in a step."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from autopipe.baselines import BASELINES
 from autopipe.core.plan import Rejected
@@ -22,29 +24,46 @@ _SAME = 5e-4
 """Steps closer than this print as equal."""
 
 
+class _Way(NamedTuple):
+    """A row, and the plan behind it where there is one."""
+
+    row: Rejected
+    made: Outcome | None = None
+
+
 def rejected(space: Space, chosen: Outcome) -> tuple[Rejected, ...]:
-    """Each other way, its best step, and why it is not the plan."""
+    """Each other way, its best step, and why it is not the plan; ways that come to the same plan are one.
+
+    What the request leaves no room for is no way.
+    """
+    parts = ((what, part) for what, part in _parts(space, chosen) if any(part.shapes()))
+    return tuple(_as_one([*_baselines(chosen), *(_best(what, part, chosen) for what, part in parts)]))
+
+
+def _parts(space: Space, chosen: Outcome) -> Iterator[tuple[str, Space]]:
+    """The parts of the space that the plan is not in, and those without a pipeline."""
     case = chosen.case
-    rows = [*_baselines(chosen)]
     if case.depth > 1:
-        rows += [_best(k.name, space.only(kind=k), chosen) for k in space.kinds if k.name != case.schedule.name]
+        yield from ((kind.name, space.only(kind=kind)) for kind in space.kinds if kind.name != case.schedule.name)
     several = "ranks" if case.stages > case.depth else "stages"
-    rows += [_best(f"{d} {several}", space.only(depth=d), chosen) for d in _others(space.depths, case.depth)]
-    rows += [
-        _best(f"{r} {'replicas' if r > 1 else 'replica'}", space.only(replicas=r), chosen)
-        for r in _others((0, *space.replicas), case.replicas)
-        if r
-    ]
-    rows += [
-        _best(f"micro-batch {b}", space.only(micro_batch=b), chosen)
-        for b in space.micro_batches
-        if b != case.micro_batch
-    ]
-    if case.depth > 1 and max(space.replicas) > 1:
-        rows.append(_best("data parallelism, no pipeline", space.only(depth=1), chosen))
+    yield from ((f"{depth} {several}", space.only(depth=depth)) for depth in _others(space.depths, case.depth))
+    yield from ((f"{count} replicas", space.only(replicas=count)) for count in _others(space.replicas, case.replicas))
+    sizes = (size for size in space.micro_batches if size != case.micro_batch)
+    yield from ((f"micro-batch {size}", space.only(micro_batch=size)) for size in sizes)
+    copies = tuple(count for count in space.replicas if count > 1)
+    if case.depth > 1 and copies:
+        yield "data parallelism, no pipeline", replace(space, depths=(1,), replicas=copies)
     if case.devices > 1:
-        rows.append(_best("one device, no pipeline", space.only(depth=1, replicas=1), chosen))
-    return tuple(rows)
+        yield "one device, no pipeline", space.only(depth=1, replicas=1)
+
+
+def _as_one(ways: Iterable[_Way]) -> Iterator[Rejected]:
+    """The rows, those of one plan joined."""
+    groups: dict[object, list[Rejected]] = {}
+    for number, (row, made) in enumerate(ways):
+        groups.setdefault(number if made is None else made.identity, []).append(row)
+    for first, *same in groups.values():
+        yield replace(first, also=tuple(row.what for row in same))
 
 
 def closest(space: Space) -> Outcome | None:
@@ -72,7 +91,7 @@ def _nearly_closest(space: Space, keys: Sequence[Key]) -> Outcome | None:
     return min((outcome(*split) for split in splits), key=Outcome.most_over, default=None)
 
 
-def _baselines(chosen: Outcome) -> Iterator[Rejected]:
+def _baselines(chosen: Outcome) -> Iterator[_Way]:
     """What simple rules would do at the plan's depth, with its schedule and micro-batch."""
     if chosen.case.depth == 1:
         return
@@ -83,13 +102,13 @@ def _baselines(chosen: Outcome) -> Iterator[Rejected]:
             yield _row(f"{name}, {chosen.case.schedule.name}", other, chosen)
 
 
-def _best(what: str, space: Space, chosen: Outcome) -> Rejected:
+def _best(what: str, space: Space, chosen: Outcome) -> _Way:
     """The best of a part of the space, or what comes closest to fitting."""
     best = search(space, first=chosen.case.large).best
     other = outcome(best.case, best.found.positions) if best else closest(space)
     if other is None:
         why = space.refusal() or "pins or layers that must not split their backward forbid it"
-        return Rejected(what, f"cannot run: {why}")
+        return _Way(Rejected(what, f"cannot run: {why}"))
     return _row(what, other, chosen)
 
 
@@ -102,8 +121,9 @@ def _others(numbers: Sequence[int], own: int) -> list[int]:
     return [n for n in others if n in at or n in (own // 2, 2 * own) or n == others[-1]]
 
 
-def _row(what: str, other: Outcome, chosen: Outcome) -> Rejected:
-    return Rejected(what, _reason(other, chosen), other.expected_s, other.idle, other.peak_bytes)
+def _row(what: str, other: Outcome, chosen: Outcome) -> _Way:
+    row = Rejected(what, _reason(other, chosen), other.expected_s, other.idle, other.peak_bytes)
+    return _Way(row, other)
 
 
 def _reason(other: Outcome, chosen: Outcome) -> str:

@@ -67,11 +67,9 @@ def notes(space: Space, chosen: Outcome, others: Sequence[Rejected]) -> Iterator
         )
     used, offered = chosen.case.devices, space.most_devices
     if used < offered:
-        wider = next(
-            (row for row in others if row.what in (f"{offered} stages", f"{offered} ranks") and row.step_s is not None),
-            None,
-        )
-        cost = f": {wider.what} would take {format_duration(wider.step_s or 0)} ({wider.reason})" if wider else ""
+        all_of_them = {f"{offered} stages", f"{offered} ranks"}
+        wider = next((row for row in others if row.step_s is not None and all_of_them & {*row.names}), None)
+        cost = f": {wider.named} would take {format_duration(wider.step_s or 0)} ({wider.reason})" if wider else ""
         yield f"{used} of {offered} devices {'are' if used > 1 else 'is'} used, which is fastest{cost}"
     yield from band_notes(space, chosen)
     yield from _other_devices(chosen)

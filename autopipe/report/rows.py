@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
-from autopipe.baselines import BASELINES
 from autopipe.core.cluster import Cluster, Link
 from autopipe.core.paths import seen
 from autopipe.core.plan import Plan, Rejected, Stage
@@ -103,22 +101,11 @@ def shape(plan: Plan) -> str:
     return " · ".join(filter(None, parts))
 
 
-def alike(rejected: Sequence[Rejected]) -> list[Rejected]:
-    """Baselines that come out equal as one way, named after the first of them; the others as they are."""
-    groups: dict[object, list[Rejected]] = {}
-    for other in rejected:
-        rule = other.what.rpartition(", ")[0]
-        key = (other.step_s, other.idle, other.peak_bytes, other.reason) if rule in BASELINES else other.what
-        groups.setdefault(key, []).append(other)
-    firsts = ((first, len(rest)) for first, *rest in groups.values())
-    return [replace(first, what=f"{first.what}, and {more} alike") if more else first for first, more in firsts]
-
-
 def rejected_rows(rejected: Sequence[Rejected]) -> list[Row]:
     """Other ways: what, step, idle, peak, and why not."""
     return [
         (
-            other.what,
+            other.named,
             NONE if other.step_s is None else format_duration(other.step_s),
             NONE if other.idle is None else format_percent(other.idle),
             NONE if other.peak_bytes is None else format_bytes(other.peak_bytes),

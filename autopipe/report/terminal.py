@@ -26,7 +26,6 @@ from autopipe.core.units import format_bytes, format_count, format_duration, for
 from autopipe.report.rows import (
     LAYERS,
     Row,
-    alike,
     check_rows,
     clean,
     end_of,
@@ -43,6 +42,7 @@ from autopipe.simulate import simulate_plan
 _LABEL = 10
 _TEXT = 48
 _BAR = 10
+_WAY = 34
 
 
 def show(text: str) -> None:
@@ -139,15 +139,20 @@ def _spaced(first: RenderableType, second: RenderableType) -> Group:
     return Group(first, Text(), second)
 
 
-def _table(headers: Row, rows: Iterable[Row], left: Sequence[int] = ()) -> Table:
-    """Columns two blanks apart, right-aligned but those in ``left``. Only a last column without a header may wrap."""
+def _table(headers: Row, rows: Iterable[Row], left: Sequence[int] = (), first: int = 0) -> Table:
+    """Columns two blanks apart, right-aligned but those in ``left``.
+
+    Only a last column without a header may wrap, and the first one where ``first`` is how wide it may be.
+    """
     table = Table(box=None, pad_edge=False, header_style="")
     for index, header in enumerate(headers):
         justify: JustifyMethod = "left" if index in left else "right"
         wraps = index == len(headers) - 1 and not header
         table.add_column(header, justify=justify, no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
     for row in rows:
-        table.add_row(*(Text(clean(cell)) for cell in row))
+        head, *cells = (clean(cell) for cell in row)
+        head = "\n".join(textwrap.wrap(head, first, subsequent_indent="  ")) if first else head
+        table.add_row(*map(Text, (head, *cells)))
     return table
 
 
@@ -227,8 +232,7 @@ def _plan_foot(plan: Plan) -> Table:
 
 
 def _rejected_table(rejected: Sequence[Rejected]) -> Table:
-    rows = [(_fit(what, 34), *others) for what, *others in rejected_rows(alike(rejected))]
-    return _table(("why not", "step", "idle", "peak", ""), rows, left=(0, 4))
+    return _table(("why not", "step", "idle", "peak", ""), rejected_rows(rejected), left=(0, 4), first=_WAY)
 
 
 def _verdict(plan: Plan, measured: CheckResult | None) -> Table:

@@ -26,7 +26,7 @@ from autopipe.core.profile import Profile, content_digest
 from autopipe.core.units import format_duration, format_percent, many
 from autopipe.planning.request import wanted_kinds
 from autopipe.search import plan as search_plan
-from autopipe.tuning.candidates import ALONE, EQUAL, candidates
+from autopipe.tuning.candidates import ALONE, COPIES, EQUAL, candidates
 from autopipe.tuning.log import MEMORY, OK, Trial, read_trials, status_of, write_trials
 from autopipe.tuning.loop import SILENT_PART, SILENT_S, Tuning, fastest
 from autopipe.workflow import (
@@ -59,8 +59,8 @@ class Tuned:
 
     @property
     def gains(self) -> dict[str, float | None]:
-        """How many times the best is faster than equal layers, and than no pipeline; None where that never ran."""
-        pairs = {why: fastest(self.trials, why) for why in (EQUAL, ALONE)}
+        """How many times the best is faster than equal layers, no pipeline, and copies; None where one never ran."""
+        pairs = {why: fastest(self.trials, why) for why in (EQUAL, ALONE, COPIES)}
         return {why: trial.step_s / self.best.step_s if trial else None for why, trial in pairs.items()}
 
     @property
@@ -311,11 +311,17 @@ def summary(tuned: Tuned) -> str:
             lines.append(f"{number:>5}  {trial.status:>20}  {trial.name}: {trial.reason}")
     failed = f", {len(tuned.trials) - ran} failed" if ran < len(tuned.trials) else ""
     lines += ["", f"best      {best.name} · {format_duration(best.step_s)} a step · {many(ran, 'trial')}{failed}"]
-    for why, gain in tuned.gains.items():
-        lines.append(f"gain      {f'{gain:.2f} times as fast as {why}' if gain else f'{why} did not run'}")
+    lines += [f"gain      {_gain(why, gain, best)}" for why, gain in tuned.gains.items() if gain or why != COPIES]
     if tuned.errors:
         before, after = map(format_percent, tuned.errors)
         lines.append(
             f"learned   predictions were {before} off by the profile, {after} with what trials taught (median)"
         )
     return "\n".join([*lines, f"trials    {tuned.folder / 'trials.csv'}"])
+
+
+def _gain(why: str, gain: float | None, best: Trial) -> str:
+    """How much faster the best is than a baseline, or that it is one."""
+    if best.why == why:
+        return f"the best is {why}"
+    return f"{gain:.2f} times as fast as {why}" if gain else f"{why} did not run"

@@ -15,6 +15,9 @@ Search = Callable[..., Plan]
 
 EQUAL = "equal layers"
 ALONE = "no pipeline"
+"""The whole model on one device."""
+COPIES = "data parallelism"
+"""A copy of the whole model on each of several devices."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,20 @@ class Candidate:
 
 def plan_name(plan: Plan) -> str:
     """``1F1B, 2 stages cut at 6, micro-batch 4``."""
-    stages = f"{plan.schedule.name}, {len(plan.parts)} stages cut at {' '.join(map(str, plan.cuts))}"
     again = sum(len(stage.recompute) for stage in plan.stages)
     recompute = f", recomputation in {again} layers" if again else ""
     replicas = f", {plan.replicas} replicas" if plan.replicas > 1 else ""
-    return f"{stages if plan.cuts else ALONE}, micro-batch {plan.micro_batch}{replicas}{recompute}"
+    return f"{_outline(plan)}, micro-batch {plan.micro_batch}{replicas}{recompute}"
+
+
+def _outline(plan: Plan) -> str:
+    if plan.depth == 1:
+        return _unpiped(plan)
+    return f"{plan.schedule.name}, {len(plan.parts)} stages cut at {' '.join(map(str, plan.cuts))}"
+
+
+def _unpiped(plan: Plan) -> str:
+    return COPIES if plan.replicas > 1 else ALONE
 
 
 def candidates(
@@ -44,12 +56,14 @@ def candidates(
 ) -> list[Candidate]:
     """The best plan of each combination that has one, fastest first; the first is the search's own answer."""
     found = [Candidate(search(), "predicted best")]
-    for depth in depths:
-        for micro_batch in micro_batches:
-            for schedule in schedules if depth > 1 else schedules[:1]:
-                choices = {"depths": (depth,), "micro_batches": (micro_batch,), "schedules": (schedule,)}
-                why = ALONE if depth == 1 else f"best of {schedule}, {depth} ranks, micro-batch {micro_batch}"
-                found += _tried(search, why, **choices)
+    for micro_batch in micro_batches:
+        size = {"micro_batches": (micro_batch,)}
+        found += _tried(search, ALONE, depths=(1,), replicas=(1,), **size)
+        found += _tried(search, COPIES, depths=(1,), replicas=range(2, max(depths) + 1), **size)
+        for depth in depths:
+            for schedule in schedules if depth > 1 else ():
+                why = f"best of {schedule}, {depth} ranks, micro-batch {micro_batch}"
+                found += _tried(search, why, depths=(depth,), schedules=(schedule,), **size)
     found.sort(key=lambda each: (each.plan.predicted.step_s, each.why != "predicted best"))
     return distinct(found)
 
@@ -64,7 +78,7 @@ def reason(candidate: Candidate, profile: Profile) -> str:
     """Why a plan is tried: as a baseline, where it is one whatever it was made for."""
     plan = candidate.plan
     if plan.depth == 1:
-        return ALONE
+        return _unpiped(plan)
     return EQUAL if plan.cuts == BASELINES[EQUAL](profile, len(plan.parts)) else candidate.why
 
 

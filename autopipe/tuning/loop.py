@@ -84,9 +84,13 @@ class Tuning:
 
     def follow(self) -> None:
         """Queue what lies around the best plan so far."""
-        if self.best is not None:
-            plan = files.load(self.folder / self.best.plan)
-            self.queue += [*equal_layers(self.search, self.profile, plan), *neighbours(self.search, self.profile, plan)]
+        if self.best is None:
+            return
+        plan = files.load(self.folder / self.best.plan)
+        self.queue += neighbours(self.search, self.profile, plan)
+        pipeline = next((each for each in (plan, *(c.plan for c in self.queue)) if each.depth > 1), None)
+        if pipeline is not None:  # the most promising one where the best has none
+            self.queue += equal_layers(self.search, self.profile, pipeline)
 
     def attempt(self, candidate: Candidate) -> bool:
         """One trial, written down whatever comes of it; False when the time was over before it could end."""
