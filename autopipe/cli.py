@@ -108,6 +108,12 @@ def plan(
     ] = None,
     schedule: Annotated[str | None, typer.Option(metavar="1F1B,ZB-V", help="Schedules to try, or all.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw (default).")] = None,
+    master_weights: Annotated[
+        bool, typer.Option("--master-weights", help="Update float32 copies of weights of 16 bits.")
+    ] = False,
+    shard_optimizer: Annotated[
+        bool, typer.Option("--shard-optimizer", help="Replicas share out the optimizer's state.")
+    ] = False,
     recompute: Annotated[Literal["auto", "none", "all"], typer.Option(help="Whose activations to drop.")] = "auto",
     allow_stale: Annotated[
         bool, typer.Option("--allow-stale", help="Also try schedules that train on weights some updates old.")
@@ -137,6 +143,8 @@ def plan(
         schedules=_names(schedule),
         memory_bytes=units.parse_bytes(memory) if memory else None,
         optimizer=optimizer,
+        master_weights=master_weights,
+        shard_optimizer=shard_optimizer,
         recompute=recompute,
         allow_stale=allow_stale,
         threads=threads,

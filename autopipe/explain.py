@@ -44,7 +44,7 @@ def variations(plan: Plan, profile: Profile, cluster: Cluster) -> tuple[Variatio
     batch, limit = plan.global_batch, format_bytes(2 * max(plan.memory_limit_bytes))
     asked = {"nothing else asked for": (used, batch)}
     if used.tiers:  # of a single device nothing says what a link would cost
-        asked[f"one more device ({len(used) + 1})"] = (_one_more(used, cluster), batch)
+        asked[f"one more device ({len(used) + 1})"] = (_one_more(plan, used, cluster), batch)
     asked |= {
         "twice the bandwidth": (_faster(used), batch),
         f"twice the memory ({limit} usable)": (_roomier(used), batch),
@@ -59,6 +59,7 @@ def _searched(plan: Plan, profile: Profile, cluster: Cluster, global_batch: int)
     try:
         names = _schedules(plan)
         options: dict[str, Any] = {"schedules": names, "allow_stale": names is not None, "headroom": 0.0}
+        options |= {"master_weights": plan.master_weights, "shard_optimizer": plan.sharded_optimizer}
         return search(profile, cluster, global_batch=global_batch, optimizer=plan.optimizer, **options)
     except (NoPlanFits, UsageError):  # UsageError: no micro-batch that was measured divides this batch
         return None
@@ -74,17 +75,18 @@ def _schedules(plan: Plan) -> tuple[str, ...] | None:
 
 def _as_planned(plan: Plan, cluster: Cluster) -> Cluster:
     """The devices that the plan uses, with the memory that it was allowed."""
-    used = cluster.take(plan.depth * plan.replicas)
+    used = cluster.only(plan.devices or range(plan.depth * plan.replicas))
     limits = plan.memory_limit_bytes[: plan.depth] * plan.replicas
     devices = [replace(device, memory_bytes=limit) for device, limit in zip(used.ranks(), limits, strict=True)]
     return replace(used, devices=tuple(devices))
 
 
-def _one_more(used: Cluster, whole: Cluster) -> Cluster:
+def _one_more(plan: Plan, used: Cluster, whole: Cluster) -> Cluster:
     """One device more: the cluster's next one where it has one, else another like the last."""
     last = list(used.ranks())[-1]
-    ranks = list(whole.ranks())
-    added = replace(ranks[len(used)], memory_bytes=last.memory_bytes) if len(ranks) > len(used) else last
+    taken = plan.devices or range(len(used))
+    others = (device for number, device in enumerate(whole.ranks()) if number not in taken)
+    added = replace(next(others, last), memory_bytes=last.memory_bytes)
     *inner, outer = used.tiers
     tiers = (*inner, replace(outer, ranks=max(outer.ranks, len(used) + 1)))
     return replace(used, devices=(*used.devices, added), tiers=tiers)

@@ -7,23 +7,25 @@ Every combination is a case with a bound; the cases are solved best bound first 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from autopipe import __version__
 from autopipe.core.cluster import Cluster
 from autopipe.core.errors import UsageError
+from autopipe.core.optimizer import has_masters
 from autopipe.core.plan import FileRef, ModelRef, Plan, ScheduleTable
 from autopipe.core.profile import OPTIMIZER_STATE, Profile, content_digest
 from autopipe.core.validation import validate
 from autopipe.planning.finalists import least_expected
 from autopipe.planning.limits import limited_by
 from autopipe.planning.nofit import no_plan_fits
+from autopipe.planning.order import placed
 from autopipe.planning.outcome import outcome
 from autopipe.planning.request import pinned_stages, wanted_depths, wanted_kinds, wanted_micro_batches, wanted_replicas
 from autopipe.planning.space import Space, search
 from autopipe.planning.tables import Setting
 from autopipe.planning.whynot import rejected
-from autopipe.planning.writing import can_split, notes, prediction, stages, ties
+from autopipe.planning.writing import by_rank, can_split, devices_of, notes, prediction, stages, table, ties
 
 RECOMPUTE = ("auto", "none", "all")
 
@@ -41,6 +43,8 @@ def plan(
     memory_bytes: int | None = None,
     headroom: float = 0.05,
     optimizer: str | None = None,
+    master_weights: bool = False,
+    shard_optimizer: bool = False,
     recompute: str = "auto",
     allow_stale: bool = False,
     pins: Mapping[str, int] | None = None,
@@ -56,18 +60,24 @@ def plan(
     ``global_batch``, and the ``schedules`` by name (default: GPipe and 1F1B; ``all``: every one, with two and four
     stages on a rank where it takes them). ``allow_stale`` also tries asynchronous ones, whose step is the period from
     one update to the next. ``devices`` takes the first so many of the cluster. A rank may use
-    min(its memory, ``memory_bytes``) × (1 − headroom). ``recompute`` is ``none``, ``all``, or ``auto``: on the layers
-    where it is cheapest, and only where a stage would not fit (in its part of the memory, where a rank has several).
-    ``pins`` fixes the stage of layers, by name. ``stages_per_rank`` leaves only that number of stages on a rank.
+    min(its memory, ``memory_bytes``) × (1 − headroom). ``master_weights`` are float32 copies that the optimizer
+    updates of a model of 16 bits; with ``shard_optimizer`` the replicas share out its state. ``recompute`` is ``none``,
+    ``all``, or ``auto``: on the layers where it is cheapest, and only where a stage would not fit (in its part of the
+    memory, where a rank has several). ``pins`` fixes the stage of layers, by name. ``stages_per_rank`` leaves only that
+    number of stages on a rank. One pipeline passes the devices in the order that suits it best (planning/order.py).
 
     ``lower_bound_s`` holds for every split, depth, micro-batch size, schedule and choice of recomputed layers in that
-    space. Equal arguments give equal plans.
+    space, and the orders of devices that were looked at. Equal arguments give equal plans.
 
     Raises NoPlanFits where every plan needs more memory than there is, and UsageError for arguments that cannot be
     meant.
     """
     offered = cluster.take(devices) if devices is not None else cluster
-    setting = _setting(profile, offered, memory_bytes, headroom, optimizer, pins)
+    setting = replace(
+        _setting(profile, offered, memory_bytes, headroom, optimizer, pins),
+        master_weights=_masters(profile, master_weights),
+        sharded=shard_optimizer,
+    )
     space = Space(
         setting,
         global_batch,
@@ -78,12 +88,13 @@ def plan(
         _one_of(recompute, RECOMPUTE, "recompute"),
         stages_per_rank,
     )
-    answer = search(space)
+    listed = search(space)
+    space, answer = placed(space, listed)
     if answer.best is None:
         raise no_plan_fits(space, free_depth=depths is None, headroom=headroom)
     chosen = least_expected(space, outcome(answer.best.case, answer.best.found.positions))
     validate(chosen.case.schedule, can_split_backward=can_split(chosen))
-    others = rejected(space, chosen)
+    others = rejected(space, chosen, listed)
     bound_s = min(answer.lower_bound_s, chosen.timeline.step_s)  # equal but for rounding where the bound is met
     return Plan(
         model=model or ModelRef(profile.model),
@@ -99,12 +110,12 @@ def plan(
         depth=chosen.case.depth,
         replicas=chosen.case.replicas,
         stages_per_rank=chosen.case.parts // chosen.case.depth,
-        schedule=ScheduleTable.of(chosen.case.schedule),
+        schedule=ScheduleTable.of(table(chosen)),
         stages=stages(chosen),
         hops=chosen.case.hops,
         ties=ties(chosen),
         overhead_s=profile.overhead_s,
-        memory_limit_bytes=chosen.case.seats.limits,
+        memory_limit_bytes=by_rank(chosen, chosen.case.seats.limits),
         predicted=prediction(chosen, global_batch),
         lower_bound_s=bound_s,
         gap=chosen.timeline.step_s / bound_s - 1,
@@ -114,6 +125,9 @@ def plan(
         notes=tuple(notes(space, chosen, others)),
         provenance={"autopipe": __version__},
         reduction=profile.reduction,
+        master_weights=setting.master_weights,
+        sharded_optimizer=setting.sharded,
+        devices=devices_of(chosen),
     )
 
 
@@ -135,6 +149,14 @@ def _setting(
         for device in cluster.ranks()
     )
     return Setting(profile, cluster, name, limits, pinned_stages(profile, pins or {}))
+
+
+def _masters(profile: Profile, asked: bool) -> bool:
+    if asked and not has_masters(profile.dtype):
+        raise UsageError(
+            f"master weights are float32 copies of weights of 16 bits; {profile.model} is {profile.dtype}: plan without"
+        )
+    return asked
 
 
 def _one_of(value: str, known: Iterable[str], what: str) -> str:

@@ -290,6 +290,14 @@ def test_options_reach_the_search(run, made):
     assert (chosen.depth, chosen.schedule.name, chosen.micro_batch, chosen.optimizer) == (2, "GPipe", 1, "sgd")
 
 
+def test_how_the_optimizer_keeps_its_state_is_asked_for(run, made):
+    assert run(*PLAN, "--shard-optimizer")[0] == 0
+    assert files.load("plan.json").sharded_optimizer
+    code, out, err = run(*PLAN, "--master-weights")
+    assert (code, out) == (2, "")
+    assert "is float32: plan without" in err
+
+
 def test_a_pinned_layer_stays_on_its_stage(run, made):
     assert run(*PLAN, "--depth", "2", "--pin", "h.0=1")[0] == 0
     assert "h.0" in files.load("plan.json").stages[1].layers

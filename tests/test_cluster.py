@@ -68,3 +68,13 @@ def test_impossible_clusters_are_refused(make, message):
 
 def test_one_device_needs_no_link():
     assert Cluster("x", (Device("d", 1),), ()).link(0, 0) is None
+
+
+def test_some_devices_keep_their_links() -> None:
+    fast, slow, own = Link(0.0, 9.0), Link(0.0, 1.0), Link(0.0, 5.0)
+    devices = tuple(Device(f"device {n}", n + 1) for n in range(4))
+    whole = Cluster("c", devices, (Tier("in", 2, fast), Tier("out", 4, slow)), (Pair(1, 3, own),))
+    some = whole.only((1, 2, 3))
+    assert [device.name for device in some.ranks()] == ["device 1", "device 2", "device 3"]
+    assert [some.link(a, b) for a, b in ((0, 1), (0, 2), (1, 2))] == [slow, own, fast]
+    assert whole.only((0, 1)) == whole.take(2)

@@ -18,9 +18,11 @@ import pytest
 from autopipe import __version__, cli, export
 from autopipe.core import files
 from autopipe.core.errors import CannotExport, UsageError
+from autopipe.core.optimizer import Optimizer
 from autopipe.core.plan import FileRef, ModelRef, Plan, TiedParameter
 from autopipe.core.profile import Profile
 from autopipe.core.schedule import Action, Schedule
+from autopipe.core.stage import stage_cost
 from autopipe.export.heading import heading
 from autopipe.export.remaining import predict, remaining
 from autopipe.export.trainer import Trainer
@@ -286,6 +288,59 @@ def test_recomputing_everything_is_no_loss():
     assert "FullAC.Config()" in exported(plan, "torchtitan")["autopipe_torchtitan.py"]
     assert "activation_checkpointing: true" in exported(plan, "automodel")["pipeline.yaml"]
     assert "activation_checkpoint_interval=1" in exported(plan, "deepspeed")["deepspeed_pipeline.py"]
+
+
+# --- how the optimizer keeps its state ---
+
+
+def kept_otherwise():
+    """Two replicas of a bf16 model that share out an optimizer with master weights, and the profile."""
+    layers = tuple(
+        replace(layer, parameter_bytes=400, parameters=200, trainable_bytes=None) for layer in llama(6).layers
+    )
+    profile = replace(llama(6), layers=layers, dtype="bfloat16")
+    made = plan_of(profile, [4], one_f_one_b(2, 4))
+    update = Optimizer("adamw", True, 2)
+    costs = [
+        replace(stage_cost(profile, stage.start, stage.stop, 2, optimizer=update), reduce_s=3.0)
+        for stage in made.stages
+    ]
+    stages = tuple(replace(stage, costs=cost) for stage, cost in zip(made.stages, costs, strict=True))
+    changes = {"replicas": 2, "global_batch": 2 * made.global_batch, "dtype": "bfloat16"}
+    return replace(made, stages=stages, master_weights=True, sharded_optimizer=True, **changes), profile
+
+
+def test_trainers_keep_the_state_as_planned_or_say_so():
+    plan, _ = kept_otherwise()
+    shared = "the optimizer's state shared out to 2 replicas"
+    lost = {
+        "torch": ["master weights", shared],
+        "torchtitan": ["master weights", shared],
+        "automodel": ["master weights"],
+    }
+    for name in TRAINERS:
+        losses = remaining(plan, export.trainer(name)).losses
+        assert [said.partition(":")[0] for said in losses] == lost.get(name, []), name
+    megatron = exported(plan, "megatron")
+    assert "--use-distributed-optimizer\n" in megatron["megatron_lm.sh"]
+    assert "--use_distributed_optimizer true\n" in megatron["ms_swift.sh"]
+    assert "cfg.ddp.use_distributed_optimizer = True" in megatron["megatron_bridge.py"]
+    settings = json.loads(exported(plan, "deepspeed")["ds_config.json"])
+    assert (settings["zero_optimization"], settings["bf16"]) == ({"stage": 1}, {"enabled": True})
+
+
+def test_state_that_a_trainer_keeps_otherwise_is_priced():
+    """Whole and of 16 bits: 4 bytes for each parameter instead of 6, and nothing is handed round."""
+    plan, profile = kept_otherwise()
+    rest = remaining(plan, export.trainer("torch"))
+    found = predict(plan, rest, profile)
+    bare = [
+        replace(stage_cost(profile, stage.start, stage.stop, 2, optimizer="adamw"), reduce_s=2.0)
+        for stage in plan.stages
+    ]
+    again = simulate(rest.schedule, bare, plan.hops)
+    assert (found.step_s, found.peak_bytes) == (pytest.approx(again.step_s), again.peak_bytes)
+    assert predict(plan, rest, None) is None
 
 
 @pytest.mark.parametrize(

@@ -309,13 +309,13 @@ def test_replicas_are_as_slow_as_the_slowest_of_them() -> None:
     assert seats.limits == (500, 300)
     assert seats.hops((0, 1)) == (slow,)
     assert seats.rings == (fast, slow)  # ranks 0 and 2 are on one node, 1 and 3 are not
-    assert seats.reduce_s(1, 80) == 2 * (2.0 + 40 / 10.0)
+    assert seats.exchanges_s(1, 80) == 2 * (2.0 + 40 / 10.0)
     summing = replace(
         nodes, tiers=(nodes.tiers[0], Tier("out", 6, replace(slow, reduce_latency_s=3.0, reduce_bytes_per_s=5.0)))
     )
     measured = Setting(chain([1.0]), summing, "sgd", (500,) * 6, {}).seats(2, 2)
-    assert measured.reduce_s(1, 80) == 2 * (3.0 + 40 / 5.0)
-    assert measured.reduce_s(0, 80) == seats.reduce_s(0, 80)
+    assert measured.exchanges_s(1, 80) == 2 * (3.0 + 40 / 5.0)
+    assert measured.exchanges_s(0, 80) == seats.exchanges_s(0, 80)
     assert Setting(chain([1.0]), nodes, "sgd", (500,) * 6, {}).seats(3, 1).hops((0, 1, 2)) == (fast, fast)
 
 
@@ -342,5 +342,5 @@ def test_seats_take_the_slowest_link_of_all_replicas(seed: int) -> None:
         for rank, ring in enumerate(seats.rings):
             ranks = [k * depth + rank for k in range(replicas)]
             assert ring == worst(list(zip(ranks, ranks[1:] + ranks[:1], strict=True)))
-        least = sum(seats.reduce_s(rank, 100) for rank in range(depth))
+        least = sum(seats.exchanges_s(rank, 100) for rank in range(depth))
         assert seats.least_reduce_s(100 * depth) <= least * (1 + 1e-9)

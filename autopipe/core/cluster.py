@@ -10,9 +10,10 @@ and single pairs that differ are listed in ``pairs``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from typing import NamedTuple
 
 from autopipe.core.errors import UsageError
@@ -164,6 +165,18 @@ class Cluster:
             if left > 0:
                 kept.append(replace(device, count=min(left, device.count)))
         return replace(self, devices=tuple(kept))
+
+    def only(self, numbers: Sequence[int]) -> Cluster:
+        """The devices of these numbers, in that order; any two keep the link that they have."""
+        if tuple(numbers) == tuple(range(len(numbers))):
+            return self.take(len(numbers))
+        ranks = list(self.ranks())
+        pairs = tuple(
+            Pair(a, b, link)
+            for a, b in combinations(range(len(numbers)), 2)
+            if (link := self.link(numbers[a], numbers[b])) is not None
+        )
+        return replace(self, devices=tuple(ranks[number] for number in numbers), pairs=pairs)
 
 
 def _over(tier: Tier, first: int, second: int) -> Link:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autopipe.core.cluster import Link
 from autopipe.core.errors import UsageError
+from autopipe.core.optimizer import Optimizer
 from autopipe.core.profile import Edge, content_digest
 from autopipe.core.reduction import MEAN, Reduction
 from autopipe.core.schedule import Action, Schedule
@@ -142,8 +143,10 @@ class Plan:
     ``global_batch = micro_batch × micro_batches × replicas``. ``hops[s]`` is the link from stage s to s + 1, None
     inside a rank. ``memory_limit_bytes`` is what a rank may use, headroom taken off. ``lower_bound_s`` holds for
     every plan in the space that was searched; ``gap`` = step / bound − 1 without the jitter. ``reduction`` is how the
-    losses of micro-batches add up. Parts that contradict each other raise UsageError, and a table that cannot run
-    ScheduleError.
+    losses of micro-batches add up. ``master_weights`` and ``sharded_optimizer`` say that the optimizer keeps its
+    state in float32, and that the replicas share it out. ``devices`` are the cluster's that the ranks run on, by
+    their numbers, ascending; () stands for the first ones. Parts that contradict each other raise UsageError, and a
+    table that cannot run ScheduleError.
     """
 
     model: ModelRef
@@ -174,6 +177,9 @@ class Plan:
     notes: tuple[str, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
     reduction: Reduction = MEAN
+    master_weights: bool = False
+    sharded_optimizer: bool = False
+    devices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         product = self.micro_batch * self.micro_batches * self.replicas
@@ -185,6 +191,10 @@ class Plan:
         self._check_stages(schedule)
         if len(self.schedule.order) != self.depth:
             raise UsageError(f"plan: depth is {self.depth}, but the schedule has {len(self.schedule.order)} ranks")
+        if self.devices and (
+            sorted({*self.devices}) != [*self.devices] or len(self.devices) != self.depth * self.replicas
+        ):
+            raise UsageError(f"plan: devices {self.devices} must be {self.depth * self.replicas} numbers that ascend")
         if len(self.memory_limit_bytes) < self.depth or len(self.predicted.peak_bytes) < self.depth:
             raise UsageError(f"plan: {self.depth} ranks, but a memory limit or a predicted peak is missing for some")
         validate(schedule)
@@ -224,6 +234,11 @@ class Plan:
             for place, layer in enumerate(stage.layers)
             if layer in stage.recompute
         )
+
+    @property
+    def update(self) -> Optimizer:
+        """The optimizer of each replica."""
+        return Optimizer(self.optimizer, self.master_weights, self.replicas if self.sharded_optimizer else 1)
 
     @property
     def digest(self) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from autopipe.core.errors import UsageError
-from autopipe.core.profile import OPTIMIZER_STATE, Edge, LayerCost, Profile, Tie
+from autopipe.core.optimizer import Optimizer, optimizer_of
+from autopipe.core.profile import Edge, LayerCost, Profile, Tie
 from autopipe.core.schedule import StageTimes
 
 AFTER_INPUT_GRAD: dict[str, float | None] = {"profile": None, "torch": 1.5, "papers": 0.5}
@@ -21,7 +22,8 @@ class StageCost:
     ``send_grad_bytes`` the gradients that come back for what it sent, and that it returns for what it received.
     ``first_backward_bytes`` is the most that one micro-batch's activations, workspace and the gradients made so far
     come to in a step's first whole backward, which frees activations layer by layer while it makes gradients.
-    ``reduce_s`` is the time to average its parameters' gradients over the replicas, after its rank's last action.
+    ``reduce_s`` is the time that its replicas need together after its rank's last action: to average its parameters'
+    gradients, and where they share out the optimizer's state to hand the parameters round.
     """
 
     forward_s: float
@@ -133,7 +135,7 @@ def stage_cost(
     micro_batch: int,
     *,
     speed: float = 1.0,
-    optimizer: str | None = None,
+    optimizer: str | Optimizer | None = None,
     recompute: Collection[int] = (),
 ) -> StageCost:
     """The cost of layers ``start`` to ``stop`` (excluded) on a device ``speed`` times the profiled one.
@@ -141,16 +143,18 @@ def stage_cost(
     ``recompute`` names the layers whose activations are not kept. A parameter that several of the layers read
     is counted once.
     """
-    layers = profile.layers[start:stop]
+    layers, update = profile.layers[start:stop], optimizer_of(optimizer or profile.optimizer)
+    whole = update.priced(profile.layers, profile.at(micro_batch))
     costs = [
         recomputed(profile, i, cost, micro_batch) if i in recompute else cost
-        for i, cost in enumerate(profile.at(micro_batch)[start:stop], start)
+        for i, cost in enumerate(whole[start:stop], start)
     ]
-    twice = sum(tie.bytes * max(0, sum(start <= n < stop for n in tie.layers) - 1) for tie in profile.ties)
-    optimizer_s = sum(cost.optimizer_s for cost in costs) - sum(
-        tied_optimizer_s(profile.at(micro_batch), profile, tie) * max(0, sum(start <= n < stop for n in tie.layers) - 1)
-        for tie in profile.ties
-    )
+    again = [(tie, max(0, sum(start <= n < stop for n in tie.layers) - 1)) for tie in profile.ties]
+    twice = sum(tie.bytes * often for tie, often in again)
+    optimizer_s = sum(cost.optimizer_s for cost in costs)
+    optimizer_s -= sum(tied_optimizer_s(whole, profile, tie) * often for tie, often in again)
+    state = sum(map(update.state_bytes, layers))
+    state -= sum(update.state_bytes(profile.layers[tie.layers[0]], tie.bytes) * often for tie, often in again)
     parameters = sum(layer.parameter_bytes for layer in layers) - twice
     gradients = sum(layer.gradient_bytes for layer in layers) - twice
     incoming = profile.crossing(start) if start else ()
@@ -166,7 +170,7 @@ def stage_cost(
         optimizer_s=optimizer_s / speed,
         parameter_bytes=parameters,
         gradient_bytes=gradients,
-        optimizer_bytes=gradients * OPTIMIZER_STATE[optimizer or profile.optimizer],
+        optimizer_bytes=state,
         buffer_bytes=sum(layer.buffer_bytes for layer in layers),
         held_after_forward_bytes=held,
         held_after_input_grad_bytes=sum(cost.held_after_input_grad_bytes for cost in costs),

@@ -17,7 +17,7 @@ _NAMES = {Role.EMBEDDING: "model.embed_tokens", Role.NORM: "model.norm", Role.HE
 _SCHEDULES = {"loop": ("1F1B", "Interleaved1F1B"), "v": ("ZBVZeroBubble", "ZBVZeroBubble")}
 
 
-@exporter("automodel", target="NeMo AutoModel 0.7")
+@exporter("automodel", target="NeMo AutoModel 0.7", shares=True)
 def automodel(plan: Plan, heading: Heading) -> Files:
     """``pipeline.yaml`` and ``schedule.csv``. Raises CannotExport for what has no place."""
     check_pipeline(plan, "automodel")

@@ -43,7 +43,7 @@ class PlannedPipeline(PipelineModule):
 '''
 
 
-@exporter("deepspeed", target="DeepSpeed 0.19", stock=lambda plan: "1F1B")
+@exporter("deepspeed", target="DeepSpeed 0.19", stock=lambda plan: "1F1B", masters=True, shares=True)
 def deepspeed(plan: Plan, heading: Heading) -> Files:
     """``deepspeed_pipeline.py`` and ``ds_config.json``. Raises CannotExport for more than one stage a rank."""
     check_pipeline(plan, "deepspeed")
@@ -61,13 +61,17 @@ def deepspeed(plan: Plan, heading: Heading) -> Files:
         count=len(names),
         interval=int(recomputes_blocks(plan)),
     )
-    settings = {
+    settings: dict[str, object] = {
         "autopipe": list(heading),
         "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": plan.micro_batches,
         "gradient_clipping": 0.0,
     }
+    if plan.update.shards > 1:
+        settings["zero_optimization"] = {"stage": 1}
+    if plan.master_weights:
+        settings["bf16" if plan.dtype == "bfloat16" else "fp16"] = {"enabled": True}
     return {
         "deepspeed_pipeline.py": comment(heading) + module,
         "ds_config.json": json.dumps(settings, indent=2, ensure_ascii=False) + "\n",

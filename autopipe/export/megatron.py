@@ -28,7 +28,7 @@ def _stock(plan: Plan) -> str:
     return "1F1B" if len(plan.stages) == plan.depth else "Interleaved1F1B"
 
 
-@exporter("megatron", target="megatron-core 0.16", stock=_stock)
+@exporter("megatron", target="megatron-core 0.16", stock=_stock, masters=True, shares=True)
 def megatron(plan: Plan, heading: Heading) -> Files:
     """``megatron_lm.sh``, ``megatron_bridge.py`` and ``ms_swift.sh``. Raises CannotExport as ``layout`` does."""
     check_pipeline(plan, "megatron")
@@ -40,9 +40,13 @@ def megatron(plan: Plan, heading: Heading) -> Files:
         model |= _RECOMPUTE
     options = model | {"micro_batch_size": plan.micro_batch, "global_batch_size": plan.global_batch}
     lines = "".join(f"    --{name} {shlex.quote(str(value))}\n" for name, value in options.items())
+    shared = plan.update.shards > 1
+    flag, swift = (
+        ("    --use-distributed-optimizer\n", "    --use_distributed_optimizer true\n") if shared else ("", "")
+    )
     return {
-        "megatron_lm.sh": f"{comment(heading)}PIPELINE_ARGS=(\n{lines.replace('_', '-')})\n",
-        "ms_swift.sh": f"{comment(heading)}PIPELINE_ARGS=(\n{lines})\n",
+        "megatron_lm.sh": f"{comment(heading)}PIPELINE_ARGS=(\n{lines.replace('_', '-')}{flag})\n",
+        "ms_swift.sh": f"{comment(heading)}PIPELINE_ARGS=(\n{lines}{swift})\n",
         "megatron_bridge.py": f"{comment(heading)}{_bridge(plan, model)}",
     }
 
@@ -55,6 +59,8 @@ def _bridge(plan: Plan, model: dict[str, str | int]) -> str:
             "batch_p2p_comm": False,
         }
     lines = "".join(f"    cfg.model.{name} = {value!r}\n" for name, value in model.items())
+    if plan.update.shards > 1:
+        lines += "".join(f"    cfg.{part}.use_distributed_optimizer = True\n" for part in ("ddp", "optimizer"))
     return f'''
 
 def planned(cfg):

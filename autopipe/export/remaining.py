@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from autopipe.core.cluster import Link
 from autopipe.core.errors import AutopipeError, CannotExport
+from autopipe.core.optimizer import Optimizer
 from autopipe.core.plan import Plan, Stage
 from autopipe.core.profile import Profile
 from autopipe.core.schedule import Schedule, kind
@@ -20,10 +21,15 @@ from autopipe.simulate import simulate
 
 @dataclass(frozen=True)
 class Remaining:
-    """What a trainer runs. ``recompute`` has a stage's recomputed layers by name, ``losses`` what it does otherwise."""
+    """What a trainer runs.
+
+    ``recompute`` has a stage's recomputed layers by name, ``update`` is its optimizer, ``losses`` what it does
+    otherwise.
+    """
 
     schedule: Schedule
     recompute: tuple[tuple[str, ...], ...]
+    update: Optimizer
     losses: tuple[str, ...] = ()
 
 
@@ -31,7 +37,7 @@ def remaining(plan: Plan, trainer: Trainer) -> Remaining:
     """What the trainer runs of the plan. Raises CannotExport when it has no schedule for the plan's shape."""
     planned, recompute = plan.schedule.parsed(), tuple(stage.recompute for stage in plan.stages)
     if trainer.split_only:
-        return Remaining(planned, recompute)
+        return Remaining(planned, recompute, plan.update)
     schedule, losses = planned, list[str]()
     if trainer.stock:
         schedule = _stock(plan, trainer.name, trainer.stock(plan))
@@ -45,7 +51,28 @@ def remaining(plan: Plan, trainer: Trainer) -> Remaining:
             f"all blocks or none, here {'all' if rest else 'none'}"
         )
         recompute = blocks if rest else tuple(() for _ in blocks)
-    return Remaining(schedule, recompute, tuple(losses))
+    update = _kept(plan.update, trainer)
+    losses += _update_losses(plan, update, trainer.name)
+    return Remaining(schedule, recompute, update, tuple(losses))
+
+
+def _kept(update: Optimizer, trainer: Trainer) -> Optimizer:
+    """The plan's optimizer as the trainer has it."""
+    return replace(
+        update,
+        master_weights=update.master_weights and trainer.masters,
+        shards=update.shards if trainer.shares else 1,
+    )
+
+
+def _update_losses(plan: Plan, kept: Optimizer, trainer: str) -> list[str]:
+    losses = []
+    if kept.master_weights != plan.update.master_weights:
+        losses.append(f"master weights: {trainer} updates weights in {plan.dtype}")
+    if kept.shards != plan.update.shards:
+        whole = f"{trainer} keeps it whole on each"
+        losses.append(f"the optimizer's state shared out to {plan.replicas} replicas: {whole}")
+    return losses
 
 
 def _flat(names: tuple[tuple[str, ...], ...]) -> set[str]:
@@ -79,27 +106,29 @@ def _ranks(schedule: Schedule) -> str:
 def predict(plan: Plan, rest: Remaining, profile: Profile | None) -> Timeline | None:
     """What the rest is expected to do.
 
-    ``profile`` is the one that the plan was made from; without it None is returned where other layers recompute. A
+    ``profile`` is the one that the plan was made from; without it None is returned where other layers recompute, or the
+    optimizer keeps its state otherwise. A
     link between two ranks that do not talk in the plan is taken as the plan's slowest.
     """
-    changed = [made.recompute != again for made, again in zip(plan.stages, rest.recompute, strict=True)]
+    other = rest.update != plan.update
+    changed = [other or made.recompute != again for made, again in zip(plan.stages, rest.recompute, strict=True)]
     if any(changed) and profile is None:
         return None
     costs = [
-        _recosted(stage, again, profile, plan.micro_batch) if differs and profile else stage.costs
+        _recosted(plan, stage, again, rest.update, profile) if differs and profile else stage.costs
         for stage, again, differs in zip(plan.stages, rest.recompute, changed, strict=True)
     ]
     return simulate(rest.schedule, costs, _hops(plan, rest.schedule), overhead_s=plan.overhead_s)
 
 
-def _recosted(stage: Stage, again: Sequence[str], profile: Profile, micro_batch: int) -> StageCost:
-    """The stage's costs when other layers recompute, on the device that the plan priced it for."""
+def _recosted(plan: Plan, stage: Stage, again: Sequence[str], update: Optimizer, profile: Profile) -> StageCost:
+    """The stage's costs with other recomputation and optimizer, on the device that the plan priced it for."""
 
-    def cost(layers: Sequence[str]) -> StageCost:
+    def cost(layers: Sequence[str], optimizer: Optimizer) -> StageCost:
         numbers = [number for number, name in enumerate(stage.layers, stage.start) if name in layers]
-        return stage_cost(profile, stage.start, stage.stop, micro_batch, recompute=numbers)
+        return stage_cost(profile, stage.start, stage.stop, plan.micro_batch, optimizer=optimizer, recompute=numbers)
 
-    before, after, planned = cost(stage.recompute), cost(again), stage.costs
+    before, after, planned = cost(stage.recompute, plan.update), cost(again, update), stage.costs
     speed = before.forward_s / planned.forward_s if planned.forward_s else 1.0
     return replace(
         planned,
@@ -108,6 +137,9 @@ def _recosted(stage: Stage, again: Sequence[str], profile: Profile, micro_batch:
         held_after_forward_bytes=after.held_after_forward_bytes,
         held_after_input_grad_bytes=after.held_after_input_grad_bytes,
         workspace_bytes=after.workspace_bytes,
+        optimizer_s=planned.optimizer_s + (after.optimizer_s - before.optimizer_s) / speed,
+        optimizer_bytes=after.optimizer_bytes,
+        reduce_s=planned.reduce_s * (2 / 3 if update.shards < plan.update.shards else 1),  # nothing is handed round
     )
 
 

@@ -35,6 +35,8 @@ class Trainer:
     stock: Stock | None = None
     recomputes_each: bool = False
     split_only: bool = False
+    masters: bool = False
+    shares: bool = False
 
     def files(self, plan: Plan, heading: Heading = ()) -> Files:
         """The trainer's files. Raises CannotExport when it has no place for the plan, or the plan is not whole."""
@@ -56,11 +58,13 @@ def exporter(
     stock: Stock | None = None,
     recomputes_each: bool = False,
     split_only: bool = False,
+    masters: bool = False,
+    shares: bool = False,
 ) -> Callable[[Maker], Maker]:
     """Register a function as the exporter ``name``; see Trainer for the arguments."""
 
     def register(make: Maker) -> Maker:
-        _TRAINERS[name] = Trainer(name, target, make, stock, recomputes_each, split_only)
+        _TRAINERS[name] = Trainer(name, target, make, stock, recomputes_each, split_only, masters, shares)
         return make
 
     return register

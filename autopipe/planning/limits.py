@@ -38,7 +38,7 @@ def _memory(space: Space, chosen: Outcome) -> str | None:
     if free is None or free.found.step_s > enough_s:
         return None
     fill = [p / limit for p, limit in zip(chosen.peaks, chosen.case.seats.limits, strict=True)]
-    return f"memory on rank {fill.index(max(fill))}"
+    return f"memory on rank {chosen.case.seats.ranks[fill.index(max(fill))]}"
 
 
 def _parts(chosen: Outcome) -> dict[str, float]:
@@ -65,7 +65,7 @@ def _parts(chosen: Outcome) -> dict[str, float]:
 def _named(chosen: Outcome, own: Sequence[int], rank: int) -> str:
     """The rank by its stage, or its number where it has several; and its layer where that is alone."""
     if len(own) > 1:
-        return f"rank {rank}"
+        return f"rank {chosen.case.seats.ranks[rank]}"
     start, stop = chosen.bounds[own[0]]
     alone = f", {chosen.case.setting.profile.layers[start].name} alone" if stop - start == 1 else ""
     return f"stage {own[0]}{alone}"

@@ -116,14 +116,14 @@ def _cost(case: Case, stage: int, start: int, stop: int, recompute: Sequence[int
         stop,
         case.micro_batch,
         speed=seats.speeds[rank],
-        optimizer=setting.optimizer,
+        optimizer=setting.update(case.replicas),
         recompute=recompute,
     )
     ties = [tie for tie in setting.profile.ties if 0 < sum(start <= n < stop for n in tie.layers) < len(tie.layers)]
     return replace(
         cost,
         optimizer_s=cost.optimizer_s + sum(seats.tie_s(tie) for tie in ties),
-        reduce_s=seats.reduce_s(rank, cost.gradient_bytes, case.outline.ways),
+        reduce_s=float(seats.exchanges_s(rank, cost.gradient_bytes, case.outline.ways, sharded=setting.sharded)),
     )
 
 

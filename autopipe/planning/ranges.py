@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopipe.core.cluster import Link
-from autopipe.core.profile import OPTIMIZER_STATE, LayerCost, Profile, Tie
+from autopipe.core.optimizer import Optimizer, optimizer_of
+from autopipe.core.profile import LayerCost, Profile, Tie
 from autopipe.core.schedule import StageTimes
 from autopipe.core.stage import recomputed, tied_optimizer_s
 from autopipe.planning.ladder import Floats, Ladder, Layers
@@ -153,9 +154,12 @@ class Ranges:
         return (0, *(self.ends.index(cut) for cut in cuts), self.pieces)
 
     @classmethod
-    def of(cls, profile: Profile, micro_batch: int, *, optimizer: str, recompute_all: bool = False) -> Ranges:
+    def of(
+        cls, profile: Profile, micro_batch: int, *, optimizer: str | Optimizer, recompute_all: bool = False
+    ) -> Ranges:
         """The tables of a profile. Raises UsageError for a micro-batch that was not measured."""
-        kept = profile.at(micro_batch)
+        update = optimizer_of(optimizer)
+        kept = update.priced(profile.layers, profile.at(micro_batch))
         again = [recomputed(profile, i, cost, micro_batch) for i, cost in enumerate(kept)]
         costs = again if recompute_all else list(kept)
         ends = (0, *profile.legal_cuts(), len(profile.layers))
@@ -179,7 +183,7 @@ class Ranges:
             input_grad=ticks("input_grad_s"),
             weight_grad=ticks("weight_grad_s"),
             optimizer=ticks("optimizer_s") - np.rint(_tied_optimizer(profile, ends, kept) / tick_s),
-            **_static(profile, ends, optimizer, summed),
+            **_static(profile, ends, update, summed),
             held=summed([cost.held_after_forward_bytes for cost in costs]),
             held_after_input_grad=summed([cost.held_after_input_grad_bytes for cost in costs]),
             workspace=largest(np.array([cost.workspace_bytes for cost in costs], np.float64), ends),
@@ -242,25 +246,26 @@ def _layers(profile: Profile, kept: Sequence[LayerCost], again: Sequence[LayerCo
 
 
 def _static(
-    profile: Profile, ends: Sequence[int], optimizer: str, summed: Callable[[Sequence[float]], Floats]
+    profile: Profile, ends: Sequence[int], update: Optimizer, summed: Callable[[Sequence[float]], Floats]
 ) -> dict[str, Floats]:
     """The bytes that do not depend on the micro-batch; a parameter that is read twice in a range counts once."""
-    twice = _twice(profile, ends)
+    twice = _twice(profile, ends, [tie.bytes for tie in profile.ties])
     parameters = summed([layer.parameter_bytes for layer in profile.layers]) - twice
     gradients = summed([layer.gradient_bytes for layer in profile.layers]) - twice
     buffers = summed([layer.buffer_bytes for layer in profile.layers])
-    state = gradients * OPTIMIZER_STATE[optimizer]
+    tied = [update.state_bytes(profile.layers[tie.layers[0]], tie.bytes) for tie in profile.ties]
+    state = summed([*map(update.state_bytes, profile.layers)]) - _twice(profile, ends, tied)
     static = parameters + gradients + state + buffers
     return {"static": static, "parameters": parameters, "gradient": gradients}
 
 
-def _twice(profile: Profile, ends: Sequence[int]) -> Floats:
-    """What the sum of each range's layers counts too often: a tied parameter, once for each further layer."""
+def _twice(profile: Profile, ends: Sequence[int], sizes: Sequence[int]) -> Floats:
+    """What the sum of each range's layers counts too often: of each tie its size, once for each further layer."""
     edges = np.array(ends)
     twice = np.zeros((len(ends), len(ends)))
-    for tie in profile.ties:
+    for tie, size in zip(profile.ties, sizes, strict=True):
         inside = [(edges[:, None] <= layer) & (edges[None, :] > layer) for layer in tie.layers]
-        twice += tie.bytes * np.maximum(np.sum(inside, axis=0) - 1, 0)
+        twice += size * np.maximum(np.sum(inside, axis=0) - 1, 0)
     return twice
 
 

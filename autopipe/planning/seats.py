@@ -64,17 +64,34 @@ class Devices:
 
 @dataclass(frozen=True, eq=False)
 class Seats:
-    """The ranks of one pipeline of ``depth`` that runs ``replicas`` times."""
+    """The ranks of one pipeline of ``depth`` that runs ``replicas`` times.
+
+    ``order`` lists the cluster's devices as the pipeline passes them, where that is not theirs; for one replica.
+    """
 
     cluster: Cluster
     devices: Devices
     depth: int
     replicas: int
+    order: tuple[int, ...] = ()
 
     @cached_property
     def numbers(self) -> Numbers:
-        """The global ranks, shape (replicas, depth)."""
-        return np.arange(self.replicas * self.depth).reshape(self.replicas, self.depth)
+        """The devices by their numbers in the cluster, shape (replicas, depth)."""
+        count = self.replicas * self.depth
+        taken = np.array(self.order[:count], np.int64) if self.order else np.arange(count)
+        return taken.reshape(self.replicas, self.depth)
+
+    @cached_property
+    def used(self) -> tuple[int, ...]:
+        """The devices that are used, ascending: the processes that run are numbered through them."""
+        return tuple(sorted(self.numbers.ravel().tolist()))
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """For each rank of one pipeline in the order of its stages its number where it runs."""
+        place = {device: number for number, device in enumerate(self.used)}
+        return tuple(place[device] for device in self.numbers[0].tolist()) if self.order else tuple(range(self.depth))
 
     @cached_property
     def speeds(self) -> tuple[float, ...]:
@@ -148,14 +165,14 @@ class Seats:
         """Seconds to sum a tied parameter's gradient over its ranks: a ring over the slowest link of the pipeline."""
         return float(ring_s(tie.bytes, min(len(tie.layers), self.depth), self._widest))
 
-    def reduce_s(self, rank: int, size: int, ways: int = 1) -> float:
-        """Seconds to sum so many bytes of gradients over a rank's replicas, and over both ways of each."""
-        return float(self.reductions_s(rank, size, ways))
+    def exchanges_s(self, rank: int, sizes: Floats | float, ways: int = 1, *, sharded: bool = False) -> Floats:
+        """Seconds that a rank's replicas need to sum so many bytes of gradients, those of both ways of each.
 
-    def reductions_s(self, rank: int, sizes: Floats | float, ways: int = 1) -> Floats:
-        """The same of many sizes."""
+        ``sharded`` replicas that update a part of the parameters each also hand these round: half of a ring.
+        """
         rings = self.two_way_rings if ways == 2 else self.rings
-        return ring_s(sizes, self.replicas * ways, rings[rank])
+        summed = ring_s(sizes, self.replicas * ways, rings[rank])
+        return summed + ring_s(sizes, self.replicas, self.rings[rank]) / 2 if sharded else summed
 
     @cached_property
     def _widest(self) -> Link | None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autopipe.core.optimizer import Optimizer
 from autopipe.core.schedule import TWO_WAY, Kind, Schedule, Shape
 from autopipe.core.schedule import kind as named
 from autopipe.planning.bounds import quick_bound_s, quick_period_s
@@ -79,7 +80,7 @@ class Space:
     kinds: tuple[Kind, ...]
     recompute: str
     stages_per_rank: int | None = None
-    _ranges: dict[int, Ranges] = field(default_factory=dict)
+    _ranges: dict[tuple[int, Optimizer], Ranges] = field(default_factory=dict)
     _cases: dict[_Name, Case] = field(default_factory=dict)
     _quick: dict[_Name, float] = field(default_factory=dict)
     _families: dict[tuple[int, int, str, str, int], Family] = field(default_factory=dict)
@@ -158,19 +159,19 @@ class Space:
                 reason = refused
         return reason
 
-    def ranges(self, micro_batch: int) -> Ranges:
-        """The profile's ranges at a micro-batch size."""
-        if micro_batch not in self._ranges:
-            setting, everything = self.setting, self.recompute == "all"
-            self._ranges[micro_batch] = Ranges.of(
-                setting.profile, micro_batch, optimizer=setting.optimizer, recompute_all=everything
+    def ranges(self, micro_batch: int, replicas: int = 1) -> Ranges:
+        """The profile's ranges at a micro-batch size; replicas may share out the optimizer's state."""
+        key = micro_batch, self.setting.update(replicas)
+        if key not in self._ranges:
+            self._ranges[key] = Ranges.of(
+                self.setting.profile, micro_batch, optimizer=key[1], recompute_all=self.recompute == "all"
             )
-        return self._ranges[micro_batch]
+        return self._ranges[key]
 
     def case(self, key: Key) -> Case:
         """The case of a key."""
         if key.name not in self._cases:
-            ranges = self.ranges(key.micro_batch)
+            ranges = self.ranges(key.micro_batch, key.replicas)
             outline, make = self._outline(key), partial(self._table, key, ranges)
             if outline is None:
                 schedule = make()
@@ -226,7 +227,7 @@ class Space:
 
     def _quickly(self, key: Key) -> float:
         seats = self.setting.seats(key.depth, key.replicas)
-        given = (self.ranges(key.micro_batch), seats, self.batches(key))
+        given = (self.ranges(key.micro_batch, key.replicas), seats, self.batches(key))
         if key.kind.asynchronous:
             return quick_period_s(*given)
         ways = 2 if key.kind.placement == TWO_WAY else 1

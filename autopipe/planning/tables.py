@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopipe.core.cluster import Cluster
+from autopipe.core.optimizer import Optimizer
 from autopipe.core.profile import Profile
 from autopipe.planning.ladder import Counts, Flags, Floats
 from autopipe.planning.outline import Outline
@@ -20,29 +21,44 @@ from autopipe.planning.seats import Devices, Seats
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What a whole search shares: ``limits`` are bytes a rank, ``pins`` stages by layer number."""
+    """What a whole search shares: ``limits`` are bytes a rank, ``pins`` stages by layer number.
+
+    ``master_weights`` and ``sharded`` are how the optimizer keeps its state; see core.optimizer. ``order`` lists
+    devices as a pipeline passes them, see planning.seats; () is that of the cluster.
+    """
 
     profile: Profile
     cluster: Cluster
     optimizer: str
     limits: tuple[int, ...]
     pins: Mapping[int, int]
+    master_weights: bool = False
+    sharded: bool = False
+    order: tuple[int, ...] = ()
     _seats: dict[tuple[int, int], Seats] = field(default_factory=dict, init=False)
 
     @cached_property
     def _devices(self) -> Devices:
         return Devices.of(self.cluster, self.limits)
 
+    def speed(self, device: int) -> float:
+        """How fast a device is."""
+        return float(self._devices.speeds[device])
+
     @property
     def equal(self) -> bool:
         """Whether all devices are as fast and may use as much."""
         return self._devices.speed is not None and self._devices.limit is not None
 
+    def update(self, replicas: int) -> Optimizer:
+        """The optimizer of each of so many replicas."""
+        return Optimizer(self.optimizer, self.master_weights, replicas if self.sharded else 1)
+
     def seats(self, depth: int, replicas: int = 1) -> Seats:
         """The devices of a pipeline of ``depth`` ranks, ``replicas`` times."""
         key = depth, replicas
         if key not in self._seats:
-            self._seats[key] = Seats(self.cluster, self._devices, depth, replicas)
+            self._seats[key] = Seats(self.cluster, self._devices, depth, replicas, self.order if replicas == 1 else ())
         return self._seats[key]
 
 
@@ -148,13 +164,14 @@ def _actions(
 def _optimizer(
     setting: Setting, ranges: Ranges, outline: Outline, seats: Seats, starts: Counts, stops: Counts
 ) -> Floats:
-    """The optimizer, behind the sums of gradients: over the replicas, and of what another stage holds too."""
+    """The optimizer, with what replicas exchange, and the sums of gradients that another stage holds too."""
     stage_speeds = [seats.speeds[rank] for rank in outline.placement]
     ticks = np.rint(ranges.optimizer[starts, stops] / np.array(stage_speeds)[:, None, None])
     if seats.replicas * outline.ways > 1:
         sizes = ranges.gradient[starts, stops]
         for own, rank in zip(ticks, outline.placement, strict=True):
-            own += np.rint(seats.reductions_s(rank, sizes, outline.ways) / ranges.tick_s)
+            seconds = seats.exchanges_s(rank, sizes, outline.ways, sharded=setting.sharded)
+            own += np.rint(seconds / ranges.tick_s)
     for tie in setting.profile.ties:
         ticks = ticks + np.rint(seats.tie_s(tie) / ranges.tick_s) * ranges.part_of(tie)[starts, stops]
     return np.asarray(ticks)

@@ -10,7 +10,8 @@ from autopipe.baselines import BASELINES
 from autopipe.core.plan import Rejected
 from autopipe.core.units import format_bytes, format_percent
 from autopipe.planning.outcome import Outcome, outcome
-from autopipe.planning.space import Key, Space, search
+from autopipe.planning.remaking import Choice
+from autopipe.planning.space import Answer, Key, Space, search
 
 _MOST = 8
 """So many other depths are all listed; of more only some."""
@@ -31,13 +32,16 @@ class _Way(NamedTuple):
     made: Outcome | None = None
 
 
-def rejected(space: Space, chosen: Outcome) -> tuple[Rejected, ...]:
+def rejected(space: Space, chosen: Outcome, listed: Answer) -> tuple[Rejected, ...]:
     """Each other way, its best step, and why it is not the plan; ways that come to the same plan are one.
 
-    What the request leaves no room for is no way.
+    What the request leaves no room for is no way. ``listed`` is the best in the cluster's own order.
     """
     parts = ((what, part) for what, part in _parts(space, chosen) if any(part.shapes()))
-    return tuple(_as_one([*_baselines(chosen), *(_best(what, part, chosen) for what, part in parts)]))
+    ways = [*_baselines(chosen), *(_best(what, part, chosen) for what, part in parts)]
+    if chosen.case.seats.order and listed.best is not None:
+        ways.append(_row("devices in their own order", _outcome(listed.best), chosen))
+    return tuple(_as_one(ways))
 
 
 def _parts(space: Space, chosen: Outcome) -> Iterator[tuple[str, Space]]:
@@ -105,11 +109,15 @@ def _baselines(chosen: Outcome) -> Iterator[_Way]:
 def _best(what: str, space: Space, chosen: Outcome) -> _Way:
     """The best of a part of the space, or what comes closest to fitting."""
     best = search(space, first=chosen.case.large).best
-    other = outcome(best.case, best.found.positions) if best else closest(space)
+    other = _outcome(best) if best else closest(space)
     if other is None:
         why = space.refusal() or "pins or layers that must not split their backward forbid it"
         return _Way(Rejected(what, f"cannot run: {why}"))
     return _row(what, other, chosen)
+
+
+def _outcome(choice: Choice) -> Outcome:
+    return outcome(choice.case, choice.found.positions)
 
 
 def _others(numbers: Sequence[int], own: int) -> list[int]:
@@ -129,7 +137,7 @@ def _row(what: str, other: Outcome, chosen: Outcome) -> _Way:
 def _reason(other: Outcome, chosen: Outcome) -> str:
     rank = other.over_limit()
     if rank is not None:
-        return f"over the {format_bytes(other.case.seats.limits[rank])} limit on rank {rank}"
+        return f"over the {format_bytes(other.case.seats.limits[rank])} limit on rank {other.case.seats.ranks[rank]}"
     slower = other.expected_s / chosen.expected_s - 1
     if abs(slower) >= _SAME:
         return format_percent(slower, sign=True) + ("" if slower > 0 else ", but not asked for")

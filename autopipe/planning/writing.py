@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 from autopipe.core.plan import Prediction, Rejected, Stage, TiedParameter
 from autopipe.core.profile import NOISY
-from autopipe.core.units import format_duration, format_percent
+from autopipe.core.schedule import Schedule
+from autopipe.core.units import format_duration, format_percent, many
 from autopipe.core.versions import delays
 from autopipe.planning.band import band_notes
 from autopipe.planning.outcome import Outcome
 from autopipe.planning.space import Space
+
+T = TypeVar("T")
 
 
 def can_split(chosen: Outcome) -> list[bool]:
@@ -19,13 +24,26 @@ def can_split(chosen: Outcome) -> list[bool]:
     return [all(layer.can_split_backward for layer in layers[a:b]) for a, b in chosen.bounds]
 
 
+def table(chosen: Outcome) -> Schedule:
+    """The order of actions, rows and placement by the ranks that its devices are."""
+    made, ranks = chosen.case.schedule, chosen.case.seats.ranks
+    placement = tuple(ranks[rank] for rank in made.placement)
+    return replace(made, placement=placement, order=by_rank(chosen, made.order))
+
+
+def by_rank(chosen: Outcome, values: Sequence[T]) -> tuple[T, ...]:
+    """What each rank in the order of its stages has, by the ranks that its devices are."""
+    ranks = chosen.case.seats.ranks
+    return tuple(values[ranks.index(rank)] for rank in range(len(ranks)))
+
+
 def stages(chosen: Outcome) -> tuple[Stage, ...]:
     """The stages with their layers, costs and boundaries."""
     profile = chosen.case.setting.profile
     return tuple(
         Stage(
             index=index,
-            rank=chosen.case.outline.placement[index],
+            rank=chosen.case.seats.ranks[chosen.case.outline.placement[index]],
             start=start,
             stop=stop,
             layers=tuple(layer.name for layer in profile.layers[start:stop]),
@@ -52,7 +70,8 @@ def ties(chosen: Outcome) -> tuple[TiedParameter, ...]:
 def prediction(chosen: Outcome, global_batch: int) -> Prediction:
     """What the simulator expects."""
     line, step_s = chosen.timeline, chosen.timeline.step_s + chosen.jitter_s
-    return Prediction(step_s, global_batch / step_s, line.idle, line.peak_bytes, chosen.jitter_s)
+    peaks = by_rank(chosen, line.peak_bytes)
+    return Prediction(step_s, global_batch / step_s, line.idle, peaks, chosen.jitter_s)
 
 
 def notes(space: Space, chosen: Outcome, others: Sequence[Rejected]) -> Iterator[str]:
@@ -71,6 +90,7 @@ def notes(space: Space, chosen: Outcome, others: Sequence[Rejected]) -> Iterator
         wider = next((row for row in others if row.step_s is not None and all_of_them & {*row.names}), None)
         cost = f": {wider.named} would take {format_duration(wider.step_s or 0)} ({wider.reason})" if wider else ""
         yield f"{used} of {offered} devices {'are' if used > 1 else 'is'} used, which is fastest{cost}"
+    yield from _devices(chosen)
     yield from band_notes(space, chosen)
     yield from _other_devices(chosen)
     again = sum(map(len, chosen.recompute))
@@ -79,6 +99,23 @@ def notes(space: Space, chosen: Outcome, others: Sequence[Rejected]) -> Iterator
         total = chosen.case.ranges.layers.forward.sum()
         who = f"{again} layers recompute their" if again > 1 else "1 layer recomputes its"
         yield f"{who} activations to fit, {format_percent(part / total)} of the forward"
+
+
+def devices_of(chosen: Outcome) -> tuple[int, ...]:
+    """The devices of the cluster that the ranks are, () for the first ones."""
+    used = chosen.case.seats.used
+    return () if used == tuple(range(len(used))) else used
+
+
+def _devices(chosen: Outcome) -> Iterator[str]:
+    """Where the ranks are not the first devices, or stages do not follow their order."""
+    used, ranks = devices_of(chosen), chosen.case.seats.ranks
+    if used:
+        where = many(len(used), "rank")
+        yield f"{where} for devices {', '.join(map(str, used))} of the cluster, numbered from 0: start them there"
+    if ranks != tuple(range(len(ranks))):
+        passed = ", ".join(map(str, ranks))
+        yield f"the pipeline passes the ranks in the order {passed}, which suits devices and links best"
 
 
 def _weights_met(chosen: Outcome) -> Iterator[str]:

@@ -17,6 +17,7 @@ import torch
 
 from autopipe.core.errors import UsageError
 from autopipe.core.hardware import Hardware
+from autopipe.core.optimizer import PASSES
 from autopipe.core.profile import OPTIMIZER_STATE, CostTable, Layer, LayerCost, Profile
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.capture.torch_private import fake_mode, tree_map
@@ -32,8 +33,6 @@ BAND = 0.30
 """A measured step is expected within this part of the analytic one; benchmarks/analytic.py measures it."""
 INSTANCES = 2
 """How many units of a kind are run: equal ones cost the same here, so no more than it takes to join them."""
-PASSES = {"sgd": 3, "momentum": 8, "adam": 18, "adamw": 20}
-"""How often torch's optimizers, not fused, read or write a tensor of a parameter's size in a step."""
 
 
 def analytic_profile(

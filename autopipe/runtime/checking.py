@@ -26,6 +26,7 @@ from autopipe.runtime.measure import spread
 from autopipe.runtime.memory import LiveBytes, resident_bytes
 from autopipe.runtime.own import checking as own
 from autopipe.runtime.parity import TOLERANCE, RankParity, compare, has_dropout, relative, without_dropout
+from autopipe.runtime.piecewise import kept_tensors
 from autopipe.runtime.replicas import Replica
 from autopipe.runtime.runner import Runner, make_optimizer
 from autopipe.runtime.workload import InMemory, Inputs, ModelFile, Source, Workload, rows
@@ -107,7 +108,7 @@ def check_rank(plan: Plan, source: Source, kind: str) -> RankResult:
     launch.beat.phase(watching.CAPTURING)
     captured = capture_for(plan, workload, batch)
     runner = _runner(plan, captured, workload, device, replica)
-    optimizer = make_optimizer(plan.optimizer, runner.parameters, lr=1e-6)
+    optimizer = make_optimizer(plan.update, runner.parameters, 1e-6, runner.replica.peers)
     if runner.schedule.asynchronous:
         return _check_updates(plan, runner, batch, optimizer, parity, (*captured.notes, *notes))
     parts = runner.split(*batch)
@@ -136,8 +137,7 @@ def _check_updates(
     own.timed_run(runner, batch, optimizer, 0)
     spans, met = own.timed_run(runner, batch, optimizer, updates)
     launch.beat.phase("counting memory")
-    state = [v for held in optimizer.state.values() for v in held.values() if isinstance(v, torch.Tensor)]
-    live = LiveBytes([*runner.known_tensors(), *state])
+    live = LiveBytes([*runner.known_tensors(), *kept_tensors(optimizer)])
     with live:
         own.timed_run(runner, batch, optimizer, 0)
     staleness = tuple(own.measured_delays(runner.schedule, met, updates))
@@ -192,8 +192,7 @@ def peak_bytes(runner: Runner, parts: Sequence[Part], optimizer: torch.optim.Opt
         torch.cuda.reset_peak_memory_stats(runner.device)
         runner.timed_step(parts, optimizer)
         return torch.cuda.max_memory_allocated(runner.device)
-    state = [value for held in optimizer.state.values() for value in held.values() if isinstance(value, torch.Tensor)]
-    live = LiveBytes([*runner.known_tensors(), *state])
+    live = LiveBytes([*runner.known_tensors(), *kept_tensors(optimizer)])
     with live:
         runner.timed_step(parts, optimizer)
     return live.peak
@@ -317,7 +316,7 @@ def trial_rank(plan: Plan, source: Source, kind: str, seconds: float) -> tuple[l
     launch.beat.phase(watching.CAPTURING)
     replica = Replica.join(plan.depth, plan.replicas)
     runner = _runner(plan, capture_for(plan, workload, batch), workload, device, replica)
-    optimizer = make_optimizer(plan.optimizer, runner.parameters, lr=1e-6)
+    optimizer = make_optimizer(plan.update, runner.parameters, 1e-6, runner.replica.peers)
     parts = runner.split(*batch)
     launch.beat.phase("running warm steps")
     steps = []

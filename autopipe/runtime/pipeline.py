@@ -37,6 +37,7 @@ from autopipe.runtime.joining import join
 from autopipe.runtime.own.checkpoint import merged
 from autopipe.runtime.own.pipemare import PipeMare
 from autopipe.runtime.own.training import Scheduler, Training
+from autopipe.runtime.piecewise import planned_optimizer
 from autopipe.runtime.replicas import Replica
 from autopipe.runtime.runner import Runner
 from autopipe.runtime.workload import Inputs, batch_size, check_loss, check_model, to_device
@@ -282,8 +283,22 @@ class Pipeline:
         merged = {name: value for part in parts for name, value in part.items()}
         return {name: merged[self._known(name, merged)] for name in self.model.state_dict()} if parts else {}
 
+    def optimizer(
+        self, make: Callable[..., torch.optim.Optimizer], parameters: Iterable[Any] | None = None, **options: Any
+    ) -> torch.optim.Optimizer:
+        """``make(parameters, **options)``, its state kept as the plan says: with master weights, shared by replicas.
+
+        By default of all of this rank's parameters; else of these, or of groups of them. Where the state is kept
+        otherwise than by ``make`` itself, that must treat every element alike, as SGD, Adam and AdamW do.
+        """
+        held = self.parameters() if parameters is None else parameters
+        return planned_optimizer(self.plan.update, held, make, options, self._replica.peers)
+
     def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> optimizer_state.State:
-        """This rank's part of the optimizer's state, by the model's own names; see runtime/optimizer_state.py."""
+        """This rank's part of the optimizer's state, by the model's own names; see runtime/optimizer_state.py.
+
+        Where replicas share it out it is put together: all ranks call it.
+        """
         return optimizer_state.named_state(optimizer, {p: name for name, p in self.named_parameters()})
 
     def full_optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> optimizer_state.State:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from autopipe.core.errors import UsageError
+from autopipe.core.optimizer import Optimizer, optimizer_of
 from autopipe.core.reduction import MEAN, Reduction
 from autopipe.core.schedule import Action, Op, Schedule, stages_on
 from autopipe.runtime.batches import Part, Weighed, check_size, divide
@@ -19,6 +20,7 @@ from autopipe.runtime.in_turn import check_in_turn
 from autopipe.runtime.joining import Output
 from autopipe.runtime.own.executor import Executor
 from autopipe.runtime.own.runtime import OwnRuntime
+from autopipe.runtime.piecewise import planned_optimizer
 from autopipe.runtime.recorder import Recorder
 from autopipe.runtime.replicas import GradientSums, Replica, same_buffers
 from autopipe.runtime.shared import holders
@@ -211,10 +213,14 @@ def _update(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
 
 
-def make_optimizer(name: str, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """An optimizer by the name that plans use."""
+def make_optimizer(
+    update: str | Optimizer, parameters: Sequence[nn.Parameter], lr: float, peers: dist.ProcessGroup | None = None
+) -> torch.optim.Optimizer:
+    """An optimizer by the name that plans use, or as a plan has it; ``peers`` are the same rank of all replicas."""
+    wanted = optimizer_of(update)
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    return OPTIMIZERS[name](trainable or [nn.Parameter(torch.zeros(0))], lr=lr)
+    given = trainable or [nn.Parameter(torch.zeros(0))]
+    return planned_optimizer(wanted, given, OPTIMIZERS[wanted.name], {"lr": lr}, peers)
 
 
 def holders_of(
