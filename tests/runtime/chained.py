@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.capture.restoring import same_attributes
@@ -25,6 +27,21 @@ def captured_case(case: Case, *, seed: int = 0, batch: int = 4) -> Captured:
     model = case.build_model()
     inputs, target = case.example_batch(batch)
     return capture(model, inputs, loss=lambda output: case.loss_fn(output, target))
+
+
+def in_float64(case: Case) -> Case:
+    """The case with parameters and batches in float64, where sums in another order agree to many more digits."""
+
+    def widened(value: Any) -> Any:
+        return tree_map(
+            lambda leaf: leaf.double() if torch.is_tensor(leaf) and leaf.is_floating_point() else leaf, value
+        )
+
+    return replace(
+        case,
+        build_model=lambda: case.build_model().double(),
+        example_batch=lambda n: widened(case.example_batch(n)),
+    )
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
