@@ -21,6 +21,7 @@ from autopipe.core.errors import CannotExport, UsageError
 from autopipe.core.optimizer import Optimizer
 from autopipe.core.plan import FileRef, ModelRef, Plan, TiedParameter
 from autopipe.core.profile import Profile
+from autopipe.core.reduction import Reduction
 from autopipe.core.schedule import Action, Schedule
 from autopipe.core.stage import stage_cost
 from autopipe.export.heading import heading
@@ -106,9 +107,11 @@ def test_the_script_imports_torch_and_nothing_of_autopipe():
     assert outside == {"torch"}
 
 
-def test_the_script_passes_the_linter(tmp_path):
+@pytest.mark.parametrize("reduction", [Reduction("mean"), Reduction("count", "inputs.labels", -100, 1)], ids=str)
+def test_the_script_passes_the_linter(tmp_path, reduction):
     pytest.importorskip("ruff", reason="the linter is not installed")
-    (tmp_path / "train_pipeline.py").write_text(exported(uneven(), "torch")["train_pipeline.py"])
+    plan = replace(uneven(), reduction=reduction)
+    (tmp_path / "train_pipeline.py").write_text(exported(plan, "torch")["train_pipeline.py"])
     options = ["--isolated", "--line-length", "120", "--target-version", "py310"]
     for command in (["check", "--select", "E,F,W,I,B,D1", "--ignore", "D105,D107"], ["format", "--diff"]):
         arguments = [sys.executable, "-m", "ruff", *command, *options, "."]
@@ -277,6 +280,13 @@ def test_a_table_that_only_bears_a_stock_name_is_a_loss():
     rows[0] = tuple(sorted(rows[0], key=lambda text: text[1] == "B"))
     edited = replace(plan, schedule=replace(plan.schedule, order=tuple(rows)))
     assert remaining(edited, export.trainer("megatron")).losses == ("schedule 1F1B: megatron runs 1F1B",)
+
+
+def test_a_loss_that_is_no_mean_is_lost_where_micro_batches_are_averaged():
+    plan = replace(uneven(), reduction=Reduction("sum"))
+    for name in TRAINERS:
+        lost = remaining(plan, export.trainer(name)).losses
+        assert [line.partition(":")[0] for line in lost] == ["the loss, a sum over rows"] * (name == "deepspeed")
 
 
 def test_recomputing_everything_is_no_loss():

@@ -43,7 +43,7 @@ class PlannedPipeline(PipelineModule):
 '''
 
 
-@exporter("deepspeed", target="DeepSpeed 0.19", stock=lambda plan: "1F1B", masters=True, shares=True)
+@exporter("deepspeed", target="DeepSpeed 0.19", stock=lambda plan: "1F1B", masters=True, shares=True, averages=True)
 def deepspeed(plan: Plan, heading: Heading) -> Files:
     """``deepspeed_pipeline.py`` and ``ds_config.json``. Raises CannotExport for more than one stage a rank."""
     check_pipeline(plan, "deepspeed")

@@ -11,6 +11,7 @@ from autopipe.core.errors import AutopipeError, CannotExport
 from autopipe.core.optimizer import Optimizer
 from autopipe.core.plan import Plan, Stage
 from autopipe.core.profile import Profile
+from autopipe.core.reduction import MEAN
 from autopipe.core.schedule import Schedule, kind
 from autopipe.core.stage import StageCost, stage_cost
 from autopipe.core.timeline import Timeline
@@ -42,6 +43,8 @@ def remaining(plan: Plan, trainer: Trainer) -> Remaining:
     if trainer.stock:
         schedule = _stock(plan, trainer.name, trainer.stock(plan))
         losses += _schedule_losses(planned, schedule, trainer.name)
+    if trainer.averages and plan.reduction != MEAN:
+        losses.append(f"the loss, {plan.reduction}: {trainer.name} averages the losses of micro-batches")
     blocks = tuple(tuple(filter(is_block, stage.layers)) for stage in plan.stages)
     again, every = _flat(recompute), _flat(blocks)
     if not trainer.recomputes_each and again and not every <= again:

@@ -13,6 +13,7 @@ from autopipe.core.errors import CannotExport
 from autopipe.core.plan import Plan
 from autopipe.export.coverage import check_single_use
 from autopipe.export.names import is_block
+from autopipe.export.shares import share_functions
 from autopipe.export.text import literal, quoted, schedule_csv
 from autopipe.export.trainer import Files, Heading, exporter
 
@@ -47,6 +48,7 @@ def torch_script(plan: Plan, heading: Heading) -> Files:
         boundaries=", ".join(_boundary(plan, stage) for stage in range(len(plan.stages) - 1)),
         recompute=f"{{{', '.join(map(quoted, again))}}}" if again else "set()",
         optimizer=_OPTIMIZERS[plan.optimizer],
+        shares=share_functions(plan.reduction).rstrip(),
     )
     return {_FILE: text, "schedule.csv": schedule_csv(plan)}
 

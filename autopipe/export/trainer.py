@@ -27,6 +27,8 @@ class Trainer:
     ``target`` is the release that the files are for. ``stock`` names the schedule that it runs for a plan, whatever
     the plan's table says; None where it takes any table. ``recomputes_each`` says whether single layers can
     recompute; else all blocks do or none. ``split_only`` marks a form that promises the split and nothing else.
+    ``masters`` and ``shares`` say that it can keep master weights, and share the optimizer's state out to replicas.
+    ``averages`` says that it takes the user's loss and averages it over micro-batches, whatever the loss is.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Trainer:
     split_only: bool = False
     masters: bool = False
     shares: bool = False
+    averages: bool = False
 
     def files(self, plan: Plan, heading: Heading = ()) -> Files:
         """The trainer's files. Raises CannotExport when it has no place for the plan, or the plan is not whole."""
@@ -60,11 +63,12 @@ def exporter(
     split_only: bool = False,
     masters: bool = False,
     shares: bool = False,
+    averages: bool = False,
 ) -> Callable[[Maker], Maker]:
     """Register a function as the exporter ``name``; see Trainer for the arguments."""
 
     def register(make: Maker) -> Maker:
-        _TRAINERS[name] = Trainer(name, target, make, stock, recomputes_each, split_only, masters, shares)
+        _TRAINERS[name] = Trainer(name, target, make, stock, recomputes_each, split_only, masters, shares, averages)
         return make
 
     return register

@@ -10,16 +10,22 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import autopipe.synthesis  # noqa: F401  (registers its schedule)
 from autopipe import export
 from autopipe.core.plan import ModelRef, Plan
 from autopipe.core.profile import CostTable, LayerCost, Profile
+from autopipe.core.reduction import Reduction
 from autopipe.core.schedule import Schedule, StageTimes, kind
+from autopipe.export.shares import share_functions
 from autopipe.runtime.capture import capture
 from autopipe.runtime.profiling import facts_of
+from autopipe.runtime.reduction import find_reduction
+from autopipe.runtime.shares import pieces, shares
 from autopipe.runtime.workload import ModelFile
 from tests.exports import interleaved, one_f_one_b, plan_of
 from tests.synthetic import random_schedule
@@ -36,6 +42,56 @@ def profile_of(name: str) -> Profile:
     facts = facts_of(workload, captured, "cpu", 1, 2, "adamw")
     table = CostTable(2, tuple(LayerCost(1e-3, 2e-3, 1e-3, 1e-3, 1000, 1000, 100) for _ in facts.layers))
     return Profile(**{**vars(facts), "costs": (table,)})
+
+
+WEIGHED = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def build_model():
+    return Net().double()
+
+
+def example_batch(size):
+    target = torch.randint(5, (size, 6))
+    for row in range(size):
+        target[row, : row % 6] = -100
+    target[4:6] = -100  # nothing counts in the third micro-batch
+    return (torch.randn(size, 6, 8, dtype=torch.float64),), target
+
+
+def loss_fn(output, target):
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="REDUCTION")
+"""
+"""A model in float64 whose loss is not a mean over rows."""
+
+
+def weighed(folder: Path, reduction: str, replicas: int = 1) -> Plan:
+    """Its plan on two ranks, with the reduction that is found for its loss."""
+    file = folder / "model.py"
+    file.write_text(WEIGHED.replace("REDUCTION", reduction))
+    workload = ModelFile(str(file)).open()
+    captured = capture(workload.model, workload.batch(2)[0])
+    facts = facts_of(workload, captured, "cpu", 1, 2, "adamw")
+    table = CostTable(2, tuple(LayerCost(1e-3, 2e-3, 1e-3, 1e-3, 1000, 1000, 100) for _ in facts.layers))
+    profile = Profile(**{**vars(facts), "costs": (table,)})
+    model = ModelRef("model.py", "model.py", digest=ModelFile(str(file)).digest)
+    found, _ = find_reduction(ModelFile(str(file)).open(), captured.dtype)
+    plan = plan_of(profile, (2,), one_f_one_b(2, 4), model=model)
+    return replace(plan, reduction=found, replicas=replicas, global_batch=replicas * plan.global_batch)
 
 
 def zero_bubble_v() -> Schedule:
@@ -157,3 +213,38 @@ def test_a_model_file_that_changed_is_refused(tmp_path: Path) -> None:
     done = torchrun(tmp_path, "--check")
     assert done.returncode == 1
     assert "has changed since it was planned" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("reduction", "kind_of_loss", "replicas"),
+    [
+        ("mean", "count", 1),
+        pytest.param("sum", "sum", 1, marks=pytest.mark.slow),
+        pytest.param("mean", "count", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_loss_adds_up_as_in_one_process(tmp_path: Path, reduction: str, kind_of_loss: str, replicas: int) -> None:
+    """In float64, to its tolerance; in the counted case a micro-batch has nothing that counts."""
+    plan = weighed(tmp_path, reduction, replicas)
+    assert plan.reduction.kind == kind_of_loss
+    write(plan, tmp_path)
+    done = torchrun(tmp_path, "--check", ranks=2 * replicas)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "(at most 1e-09)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("reduction", "batch"),
+    [
+        (Reduction("mean"), ({"x": torch.zeros(8, 3)}, None)),
+        (Reduction("sum"), ({"x": torch.zeros(8, 3)}, None)),
+        (Reduction("count", "target", -100), ((torch.zeros(8, 3),), torch.arange(8)[:, None] * torch.ones(1, 3) - 100)),
+        (Reduction("count", "inputs.labels", 0, 1), ({"labels": torch.arange(24).reshape(8, 3) % 5}, None)),
+        (Reduction("count", "inputs.1.mask"), ((0, {"mask": torch.arange(24).reshape(8, 3) % 7 > 2}), None)),
+    ],
+    ids=str,
+)
+def test_the_script_s_shares_are_those_of_our_runtime(reduction: Reduction, batch: tuple[Any, Any]) -> None:
+    names: dict[str, Any] = {"torch": torch, "MICRO_BATCH": 2, "MICRO_BATCHES": 2, "REPLICAS": 2}
+    exec(share_functions(reduction), names)
+    assert names["shares"](*batch).tolist() == pytest.approx(shares(reduction, *batch, pieces(8, 2)), rel=1e-12)

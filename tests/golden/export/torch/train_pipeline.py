@@ -75,16 +75,16 @@ class Stage(nn.Module):
             recompute(model.get_submodule(layer))
 
     def forward(self, *received, batch):
-        """The model's own forward on one micro-batch, ``(inputs, target)``, from what was received."""
+        """The model's own forward on one micro-batch, ``(inputs, target, share)``, from what was received."""
         self.received[:] = received
-        inputs, target = batch
+        inputs, target, share = batch
         try:
             output = self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)
         except Leave as end:  # torch detaches what a stage sends in place, which a view forbids
             return end.value.clone() if end.value._is_view() else end.value
         finally:
             self.received.clear()
-        return self.loss_fn(output, target).float()
+        return weighed(self.loss_fn, output, target, float(share)).sum(dtype=torch.float64)
 
     def enter(self, module, args, kwargs):
         """The first layer's first argument is what was received."""
@@ -153,15 +153,14 @@ class Pipeline:
         self.parts = {index: part.to(device) for index, part in prune(model, loss_fn, rank).items()}
         self.ties = [(names, self.tie_group(ranks)) for names, ranks in ties.items()]
         stages = [self.torch_stage(index, part, group) for index, part in self.parts.items()]
-        self.schedule = _PipelineScheduleRuntime(
-            stages, MICRO_BATCHES, loss_fn=lambda loss, _: loss / MICRO_BATCHES, scale_grads=False
-        )
+        whole = {"loss_fn": lambda loss, _: loss, "scale_grads": False}  # the stage has weighed it
+        self.schedule = _PipelineScheduleRuntime(stages, MICRO_BATCHES, **whole)
         self.schedule._load_csv(str(SCHEDULE))
 
     def torch_stage(self, index, part, group):
         """torch's stage, told what crosses its boundaries: nothing is guessed from uninitialised memory."""
         metas = [torch.empty(shape, dtype=dtype, device="meta", requires_grad=True) for shape, dtype in BOUNDARIES]
-        metas.append(torch.empty((), device="meta", requires_grad=True))  # the loss
+        metas.append(torch.empty((), dtype=torch.float64, device="meta", requires_grad=True))  # the loss
         return PipelineStage(
             submodule=part,
             stage_index=index,
@@ -178,10 +177,11 @@ class Pipeline:
         return groups[self.mesh.get_local_rank("replica")] if self.mesh.get_local_rank("rank") in ranks else None
 
     def step(self, inputs, target):
-        """Forward and backward of one global batch; gradients are left in ``.grad``. The mean loss, on every rank."""
-        size = MICRO_BATCH * MICRO_BATCHES
-        start = self.mesh.get_local_rank("replica") * size
-        losses, batch = [], to_device(rows((inputs, target), start, start + size), self.device)
+        """Forward and backward of one global batch; gradients are left in ``.grad``. Its loss, on every rank."""
+        first = self.mesh.get_local_rank("replica") * MICRO_BATCHES
+        mine = rows((inputs, target), first * MICRO_BATCH, (first + MICRO_BATCHES) * MICRO_BATCH)
+        parts = shares(inputs, target)[first : first + MICRO_BATCHES]
+        losses, batch = [], (*to_device(mine, self.device), parts)
         ignored = torch.zeros(MICRO_BATCHES)  # torch wants targets where there is a loss; the stage has its own
         self.schedule.step(batch=batch, target=ignored, losses=losses, return_outputs=False)
         named = self.named_parameters()
@@ -190,11 +190,10 @@ class Pipeline:
                 parameter = next(named[name] for name in names if name in named)
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 dist.all_reduce(parameter.grad, group=group)
-        loss = sum((loss.detach() for loss in losses), torch.zeros((), device=self.device))
-        for value in (loss, *(p.grad for p in self.parameters() if p.grad is not None)):
-            if REPLICAS > 1:
+        loss = sum((loss.detach() for loss in losses), torch.zeros((), dtype=torch.float64, device=self.device))
+        if REPLICAS > 1:
+            for value in (loss, *(p.grad for p in self.parameters() if p.grad is not None)):
                 dist.all_reduce(value, group=self.mesh.get_group("replica"))
-                value.div_(REPLICAS)
         dist.broadcast(loss, RANK_OF[-1])
         return loss
 
@@ -210,6 +209,16 @@ class Pipeline:
     def state_dict(self):
         """This rank's part of the model's state_dict, under the model's own names."""
         return {name: value for part in self.parts.values() for name, value in part.model.state_dict().items()}
+
+
+def shares(inputs, target):
+    """What the loss of each micro-batch of all replicas counts for in the batch's: all the same."""
+    return torch.full((MICRO_BATCHES * REPLICAS,), 1 / (MICRO_BATCHES * REPLICAS), dtype=torch.float64)
+
+
+def weighed(loss_fn, output, target, share):
+    """A micro-batch's part of the batch's loss."""
+    return loss_fn(output, target) * share
 
 
 def rows(value, start, stop):
@@ -238,17 +247,19 @@ def check(pipeline, reference, workload, batch):
     inputs, target = batch
     loss = pipeline.step(inputs, target)
     expected = 0.0
-    for start in range(0, MICRO_BATCH * MICRO_BATCHES * REPLICAS, MICRO_BATCH):
-        some, its_target = to_device(rows((inputs, target), start, start + MICRO_BATCH), pipeline.device)
+    for number, share in enumerate(shares(inputs, target).tolist()):
+        piece = rows((inputs, target), number * MICRO_BATCH, (number + 1) * MICRO_BATCH)
+        some, its_target = to_device(piece, pipeline.device)
         output = reference(**some) if isinstance(some, dict) else reference(*some)
-        part = workload.loss_fn(output, its_target) / (MICRO_BATCHES * REPLICAS)
+        part = weighed(workload.loss_fn, output, its_target, share)
         part.backward()
         expected += part.item()
     worst, limit = differences(pipeline, reference), max(TOLERANCE.get(p.dtype, 2e-2) for p in reference.parameters())
-    found = torch.tensor([worst, abs(loss.item() - expected) / abs(expected)], dtype=torch.float64)
+    found = torch.tensor([worst, abs(loss.item() - expected) / (abs(expected) or 1.0)], dtype=torch.float64)
     gathered = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, (found.tolist(), list(pipeline.state_dict())))
-    gradient, loss_difference = (max(column) for column in zip(*(values for values, _ in gathered), strict=True))
+    columns = zip(*(values for values, _ in gathered), strict=True)  # NaN is the worst of all
+    gradient, loss_difference = (max(column, key=lambda value: (value != value, value)) for column in columns)
     names = {name for _, some in gathered for name in some} == set(reference.state_dict())
     passed = gradient <= limit and loss_difference <= limit and names
     if dist.get_rank() == 0:
