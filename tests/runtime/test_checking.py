@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,19 @@ def test_a_plan_trains_as_one_process(ranks: Ranks, tmp_path: Path, name: str, s
     _check_timeline(plan, result)
     write(result, tmp_path / "check.json")
     assert read(tmp_path / "check.json", CheckResult) == result
+
+
+def test_a_pipeline_may_pass_the_ranks_in_another_order(ranks: Ranks) -> None:
+    """As it is planned where that suits the devices: stage 0 on rank 1, and stage 1 on rank 0."""
+    plan = plan_for("gpt2.py", 2, "1F1B")
+    table = replace(plan.schedule, placement=(1, 0), order=plan.schedule.order[::-1])
+    stages = tuple(replace(stage, rank=1 - stage.rank) for stage in plan.stages)
+    moved = replace(plan, schedule=table, stages=stages)
+    parts = ranks.run(check_rank, moved, ModelFile(str(EXAMPLES / "gpt2.py")), "cpu", ranks=2)
+    result = combine(moved, parts, "cpu")
+    assert result.parity.passed
+    assert {span.rank for span in result.timeline.spans if span.action.stage == 0} == {1}
+    _check_timeline(moved, result)
 
 
 def _check_timeline(plan: Plan, result: CheckResult) -> None:
