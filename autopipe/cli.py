@@ -106,6 +106,9 @@ def plan(
     replicas: Annotated[
         str | None, typer.Option(metavar="1,2", help="Copies of the pipeline that share the batch; all by default.")
     ] = None,
+    unequal_replicas: Annotated[
+        bool, typer.Option("--unequal-replicas", help="Also plan stages with replicas of their own; not run.")
+    ] = False,
     schedule: Annotated[str | None, typer.Option(metavar="1F1B,ZB-V", help="Schedules to try, or all.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw (default).")] = None,
     master_weights: Annotated[
@@ -145,6 +148,7 @@ def plan(
         optimizer=optimizer,
         master_weights=master_weights,
         shard_optimizer=shard_optimizer,
+        unequal_replicas=unequal_replicas,
         recompute=recompute,
         allow_stale=allow_stale,
         threads=threads,

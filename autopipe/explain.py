@@ -59,6 +59,7 @@ def _searched(plan: Plan, profile: Profile, cluster: Cluster, global_batch: int)
     try:
         names = _schedules(plan)
         options: dict[str, Any] = {"schedules": names, "allow_stale": names is not None, "headroom": 0.0}
+        options |= {"unequal_replicas": plan.unequal}
         options |= {"master_weights": plan.master_weights, "shard_optimizer": plan.sharded_optimizer}
         return search(profile, cluster, global_batch=global_batch, optimizer=plan.optimizer, **options)
     except (NoPlanFits, UsageError):  # UsageError: no micro-batch that was measured divides this batch
@@ -75,8 +76,13 @@ def _schedules(plan: Plan) -> tuple[str, ...] | None:
 
 def _as_planned(plan: Plan, cluster: Cluster) -> Cluster:
     """The devices that the plan uses, with the memory that it was allowed."""
-    used = cluster.only(plan.devices or range(plan.depth * plan.replicas))
-    limits = plan.memory_limit_bytes[: plan.depth] * plan.replicas
+    used = cluster.only(plan.devices or range(plan.processes))
+    own = zip(plan.memory_limit_bytes, plan.stages, strict=False)
+    limits = (
+        [limit for limit, stage in own for _ in range(stage.replicas)]
+        if plan.unequal
+        else plan.memory_limit_bytes[: plan.depth] * plan.replicas
+    )
     devices = [replace(device, memory_bytes=limit) for device, limit in zip(used.ranks(), limits, strict=True)]
     return replace(used, devices=tuple(devices))
 

@@ -22,6 +22,7 @@ from autopipe.planning.nofit import no_plan_fits
 from autopipe.planning.order import placed
 from autopipe.planning.outcome import outcome
 from autopipe.planning.request import pinned_stages, wanted_depths, wanted_kinds, wanted_micro_batches, wanted_replicas
+from autopipe.planning.shared_plan import with_unequal
 from autopipe.planning.space import Space, search
 from autopipe.planning.tables import Setting
 from autopipe.planning.whynot import rejected
@@ -45,6 +46,7 @@ def plan(
     optimizer: str | None = None,
     master_weights: bool = False,
     shard_optimizer: bool = False,
+    unequal_replicas: bool = False,
     recompute: str = "auto",
     allow_stale: bool = False,
     pins: Mapping[str, int] | None = None,
@@ -63,8 +65,9 @@ def plan(
     min(its memory, ``memory_bytes``) × (1 − headroom). ``master_weights`` are float32 copies that the optimizer
     updates of a model of 16 bits; with ``shard_optimizer`` the replicas share out its state. ``recompute`` is ``none``,
     ``all``, or ``auto``: on the layers where it is cheapest, and only where a stage would not fit (in its part of the
-    memory, where a rank has several). ``pins`` fixes the stage of layers, by name. ``stages_per_rank`` leaves only that
-    number of stages on a rank. One pipeline passes the devices in the order that suits it best (planning/order.py).
+    memory, where a rank has several). With ``unequal_replicas`` stages may also have replicas of their own, of
+    unequal number (planning/unequal.py). ``pins`` fixes the stage of layers, by name. ``stages_per_rank`` leaves only
+    that number of stages on a rank. One pipeline passes the devices in the order that suits it (planning/order.py).
 
     ``lower_bound_s`` holds for every split, depth, micro-batch size, schedule and choice of recomputed layers in that
     space, and the orders of devices that were looked at. Equal arguments give equal plans.
@@ -96,7 +99,7 @@ def plan(
     validate(chosen.case.schedule, can_split_backward=can_split(chosen))
     others = rejected(space, chosen, listed)
     bound_s = min(answer.lower_bound_s, chosen.timeline.step_s)  # equal but for rounding where the bound is met
-    return Plan(
+    made = Plan(
         model=model or ModelRef(profile.model),
         profile=profile_ref or FileRef(profile.digest),
         cluster=cluster_ref or FileRef(content_digest(asdict(cluster))),
@@ -129,6 +132,7 @@ def plan(
         sharded_optimizer=setting.sharded,
         devices=devices_of(chosen),
     )
+    return with_unequal(made, space) if unequal_replicas else made
 
 
 def _setting(

@@ -298,6 +298,15 @@ def test_how_the_optimizer_keeps_its_state_is_asked_for(run, made):
     assert "is float32: plan without" in err
 
 
+def test_unequal_replicas_are_asked_for(run, made):
+    """The bound is that of such plans too, so it is lower."""
+    bounds = []
+    for asked in ([], ["--unequal-replicas"]):
+        assert run(*PLAN, *asked)[0] == 0
+        bounds.append(files.load("plan.json").lower_bound_s)
+    assert bounds[1] < bounds[0]
+
+
 def test_a_pinned_layer_stays_on_its_stage(run, made):
     assert run(*PLAN, "--depth", "2", "--pin", "h.0=1")[0] == 0
     assert "h.0" in files.load("plan.json").stages[1].layers

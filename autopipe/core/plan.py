@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from autopipe.runtime.pipeline import Pipeline
 
 
+PLANNED_ONLY = "stages with unequal replicas are planned, not run: autopipe plan without --unequal-replicas"
+"""What a plan of such stages says, and what refuses to run it."""
+
+
 @dataclass(frozen=True)
 class ModelRef:
     """The model file: its path relative to the plan's folder, the builder in it, and the SHA-256 of its bytes.
@@ -70,7 +74,8 @@ class Stage:
     """One stage: the layers ``start`` to ``stop`` (excluded), by number and name, its rank, cost and boundaries.
 
     ``layers`` are the names, ``modules`` all module paths in them. ``recompute`` names the layers that keep only
-    their inputs. ``receives`` and ``sends`` list every value that crosses, in the order on the wire.
+    their inputs. ``receives`` and ``sends`` list every value that crosses, in the order on the wire. ``replicas`` of
+    its own share out the rows of every micro-batch, and ``costs`` are those of one of them.
     """
 
     index: int
@@ -83,6 +88,7 @@ class Stage:
     receives: tuple[Edge, ...] = ()
     sends: tuple[Edge, ...] = ()
     recompute: tuple[str, ...] = ()
+    replicas: int = 1
 
 
 @dataclass(frozen=True)
@@ -191,10 +197,8 @@ class Plan:
         self._check_stages(schedule)
         if len(self.schedule.order) != self.depth:
             raise UsageError(f"plan: depth is {self.depth}, but the schedule has {len(self.schedule.order)} ranks")
-        if self.devices and (
-            sorted({*self.devices}) != [*self.devices] or len(self.devices) != self.depth * self.replicas
-        ):
-            raise UsageError(f"plan: devices {self.devices} must be {self.depth * self.replicas} numbers that ascend")
+        if self.devices and (sorted({*self.devices}) != [*self.devices] or len(self.devices) != self.processes):
+            raise UsageError(f"plan: devices {self.devices} must be {self.processes} numbers that ascend")
         if len(self.memory_limit_bytes) < self.depth or len(self.predicted.peak_bytes) < self.depth:
             raise UsageError(f"plan: {self.depth} ranks, but a memory limit or a predicted peak is missing for some")
         validate(schedule)
@@ -204,6 +208,10 @@ class Plan:
             )
 
     def _check_stages(self, schedule: Schedule) -> None:
+        if self.unequal and (self.replicas > 1 or len(self.stages) != self.depth):
+            raise UsageError("plan: stages with replicas of their own need one stage a rank, and no other replicas")
+        if any(stage.replicas < 1 or self.micro_batch % stage.replicas for stage in self.stages):
+            raise UsageError(f"plan: a stage's replicas must divide the micro-batch of {self.micro_batch}")
         layers = [(stage.start, stage.stop) for stage in self.parts]
         if [a for a, _ in layers] != [0, *(b for _, b in layers[:-1])] or any(a >= b for a, b in layers):
             raise UsageError(f"plan: the stages' layers {layers} do not follow one another without gaps")
@@ -234,6 +242,16 @@ class Plan:
             for place, layer in enumerate(stage.layers)
             if layer in stage.recompute
         )
+
+    @property
+    def unequal(self) -> bool:
+        """Whether stages have replicas of their own."""
+        return any(stage.replicas > 1 for stage in self.stages)
+
+    @property
+    def processes(self) -> int:
+        """How many devices it uses."""
+        return sum(stage.replicas for stage in self.stages) if self.unequal else self.depth * self.replicas
 
     @property
     def update(self) -> Optimizer:

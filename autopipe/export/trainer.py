@@ -44,6 +44,8 @@ class Trainer:
     def files(self, plan: Plan, heading: Heading = ()) -> Files:
         """The trainer's files. Raises CannotExport when it has no place for the plan, or the plan is not whole."""
         check_coverage(plan)
+        if plan.unequal:
+            raise CannotExport(f"{self.name} has as many replicas of each stage: plan without --unequal-replicas")
         made = self.make(plan, heading)
         for name in made:
             if name in ("", ".", "..") or PurePath(name).name != name or "\\" in name:

@@ -84,7 +84,7 @@ def _cluster_line(plan: Plan, cluster: Cluster | None) -> str:
     hops = [hop for hop in plan.hops if hop]
     slowest = f" · {link_text(min(hops, key=lambda hop: hop.bytes_per_s))}" if hops else ""
     origin = f", {cluster.origin}" if cluster else ""
-    return f"{plan.depth * plan.replicas} × {plan.device} ({usable} usable){slowest}{origin}"
+    return f"{plan.processes} × {plan.device} ({usable} usable){slowest}{origin}"
 
 
 def shape(plan: Plan) -> str:
@@ -94,6 +94,7 @@ def shape(plan: Plan) -> str:
         plan.schedule.name,
         many(len(plan.parts), "stage"),
         many(plan.replicas, "replica") if plan.replicas > 1 else "",
+        f"{' '.join(str(stage.replicas) for stage in plan.stages)} replicas" if plan.unequal else "",
         f"{many(plan.micro_batches, 'micro-batch')} of {plan.micro_batch}",
         f"global batch {plan.global_batch}",
         f"recomputation in {many(recomputed, 'layer')}" if recomputed else "",

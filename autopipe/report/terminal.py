@@ -205,7 +205,7 @@ def _stage_table(plan: Plan) -> Table:
 def _stage_cells(stage: Stage) -> Row:
     return (
         str(stage.index),
-        str(stage.rank),
+        str(stage.rank) + (f" × {stage.replicas}" if stage.replicas > 1 else ""),
         layer_range(stage),
         format_duration(stage.costs.forward_s),
         format_duration(stage.costs.backward_s),

@@ -27,7 +27,7 @@ from autopipe.runtime.memory import LiveBytes, resident_bytes
 from autopipe.runtime.own import checking as own
 from autopipe.runtime.parity import TOLERANCE, RankParity, compare, has_dropout, relative, without_dropout
 from autopipe.runtime.piecewise import kept_tensors
-from autopipe.runtime.replicas import Replica
+from autopipe.runtime.replicas import Replica, require_equal
 from autopipe.runtime.runner import Runner, make_optimizer
 from autopipe.runtime.workload import InMemory, Inputs, ModelFile, Source, Workload, rows
 
@@ -64,7 +64,7 @@ def check(
     is not the one that was planned, RankFailed when a rank dies or hangs.
     """
     folder = Path(plan).parent if isinstance(plan, str | Path) else Path()
-    plan = plan if isinstance(plan, Plan) else files.load(plan)
+    plan = require_equal(plan if isinstance(plan, Plan) else files.load(plan))
     source = _source(plan, folder, model)
     limit = max(30.0, 10 * plan.predicted.step_s) if timeout_s is None else timeout_s
     kind = "cuda" if torch.cuda.is_available() and not plan.device.startswith("cpu") else "cpu"

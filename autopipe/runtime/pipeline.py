@@ -38,7 +38,7 @@ from autopipe.runtime.own.checkpoint import merged
 from autopipe.runtime.own.pipemare import PipeMare
 from autopipe.runtime.own.training import Scheduler, Training
 from autopipe.runtime.piecewise import planned_optimizer
-from autopipe.runtime.replicas import Replica
+from autopipe.runtime.replicas import Replica, require_equal
 from autopipe.runtime.runner import Runner
 from autopipe.runtime.workload import Inputs, batch_size, check_loss, check_model, to_device
 
@@ -79,7 +79,7 @@ class Pipeline:
         example_target: Any = _NOT_GIVEN,
         checkpoint: str | Path | None = None,
     ) -> None:
-        self.plan = plan
+        self.plan = require_equal(plan)
         self._group_made = _join(plan)
         self.device = own_device("cuda" if dist.get_backend() == "nccl" else "cpu")
         self.model = _placed(check_model(model, type(model).__name__, "the model"), self.device)

@@ -32,6 +32,7 @@ from autopipe.runtime.devices import machine_bytes
 from autopipe.runtime.emulated import NUMBER_BYTES, EmulatedStage
 from autopipe.runtime.host import sleep_until, wake_exactly
 from autopipe.runtime.measure import spread
+from autopipe.runtime.replicas import require_equal
 from autopipe.runtime.torch_ir import TorchRuntime
 from autopipe.simulate import simulate
 
@@ -134,6 +135,7 @@ class Job(NamedTuple):
 
 def rehearse(plan: Plan, *, timeout_s: float | None = None, progress: Callable[[str], None] | None = None) -> Rehearsal:
     """Run a plan with stages that wait. Raises UsageError for a plan that torch's runtime does not run."""
+    require_equal(plan)
     if plan.schedule.executor != "torch":
         raise UsageError(f"{plan.schedule.name} does not run on torch's pipeline runtime: it cannot be rehearsed")
     ranks = plan.depth

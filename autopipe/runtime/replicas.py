@@ -17,7 +17,15 @@ import torch.distributed as dist
 from torch import nn
 
 from autopipe.core.errors import UsageError
+from autopipe.core.plan import PLANNED_ONLY, Plan
 from autopipe.runtime.gradients import sum_gradients
+
+
+def require_equal(plan: Plan) -> Plan:
+    """The plan. Raises UsageError where its stages have replicas of their own."""
+    if plan.unequal:
+        raise UsageError(PLANNED_ONLY)
+    return plan
 
 
 @dataclass(frozen=True)
