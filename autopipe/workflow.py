@@ -6,7 +6,7 @@ and torch is never imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -108,8 +108,9 @@ def make_plan(
         profile_ref=FileRef(profile.digest, relative(saved, output.parent)),
         cluster_ref=FileRef(content_digest(files.plain(used)), relative(named, output.parent)),
     )
-    made = search(**choices | (given_split(like, profile, ranks, choices.get("schedules")) if like else {}))
-    ours = search(**choices) if like else None
+    fixed = given_split(like, profile, ranks, choices) if like else {}
+    made = search(**choices | fixed)
+    ours = search(**choices | {"schedules": also(choices.get("schedules"), fixed["schedules"])}) if like else None
     if is_first():
         if given is None:
             files.write(used, named)
@@ -117,30 +118,49 @@ def make_plan(
     return Planned(made, profile, used, ours)
 
 
-def given_split(like: str, profile: Profile, devices: int, schedules: Sequence[str] | None) -> dict[str, Any]:
+def given_split(like: str, profile: Profile, devices: int, choices: Mapping[str, Any]) -> dict[str, Any]:
     """A split that was made elsewhere, as choices of the search: every layer pinned to its stage. Raises UsageError.
 
-    It runs by the schedule that its trainer has for it, unless ``schedules`` are asked for.
+    It runs by the schedule that its trainer has for it, unless ``schedules`` are asked for, and on as many ranks as it
+    can, unless one of ``depths`` is.
     """
     from autopipe.core.schedule import kind
     from autopipe.export.splits import read_split
 
+    if choices.get("pins"):
+        raise UsageError("--from says where every layer goes, and so does --pin: leave out one of them")
     split = read_split(like, tuple(layer.name for layer in profile.layers))
     stages = len(split.cuts) + 1
-    depth = min(stages, devices)
-    per_rank, rest = divmod(stages, depth)
-    if rest:
-        fitting = [str(count) for count in range(1, stages + 1) if stages % count == 0]
-        raise UsageError(
-            f"--from has {stages} stages, which {devices} devices cannot share equally: use --devices "
-            f"{', '.join(fitting[:-1])} or {fitting[-1]}"
-        )
-    named = list(schedules or split.schedules(per_rank))
+    depth = _depth_of_split(stages, devices, choices.get("depths"))
+    per_rank = stages // depth
+    named = list(choices.get("schedules") or split.schedules(per_rank))
     for name in named:
         if name != "all":
             kind(name).place(depth, per_rank)
     pins = {layer.name: sum(cut <= index for cut in split.cuts) for index, layer in enumerate(profile.layers)}
     return {"depths": (depth,), "stages_per_rank": per_rank, "pins": pins, "schedules": named or None}
+
+
+def _depth_of_split(stages: int, devices: int, depths: Sequence[int] | None) -> int:
+    """How many ranks a split of so many stages runs on. Raises UsageError where they would not be equally many."""
+    if depths and len(depths) > 1:
+        raise UsageError(f"--from takes one --depth, not {', '.join(map(str, depths))}")
+    depth = depths[0] if depths else min(stages, devices)
+    if stages % depth:
+        fitting = [str(count) for count in range(1, stages + 1) if stages % count == 0]
+        asked = f"--depth {depth} cannot" if depths else f"{devices} devices cannot"
+        raise UsageError(
+            f"--from has {stages} stages, which {asked} share equally: use {'--depth' if depths else '--devices'} "
+            f"{', '.join(fitting[:-1])} or {fitting[-1]}"
+        )
+    return depth
+
+
+def also(asked: Sequence[str] | None, named: Sequence[str] | None) -> Sequence[str] | None:
+    """The schedules that our own plan may have: those asked for, or the default ones and what the split is run by."""
+    from autopipe.planning.request import DEFAULT_SCHEDULES
+
+    return asked or (named and (*DEFAULT_SCHEDULES, *named))
 
 
 def get_profile(

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from autopipe import __version__, cli, export
+from autopipe import __version__, cli, export, search
 from autopipe.core import files
 from autopipe.core.errors import CannotExport, UsageError
 from autopipe.core.optimizer import Optimizer
 from autopipe.core.plan import FileRef, ModelRef, Plan, TiedParameter
-from autopipe.core.profile import Profile
+from autopipe.core.profile import Jitter, Profile
 from autopipe.core.reduction import Reduction
 from autopipe.core.schedule import Action, Schedule
 from autopipe.core.stage import stage_cost
@@ -29,6 +29,7 @@ from autopipe.export.remaining import predict, remaining
 from autopipe.export.trainer import Trainer
 from autopipe.simulate import simulate
 from tests.exports import interleaved, llama, one_f_one_b, plan_of
+from tests.synthetic import cluster
 
 GOLDEN = Path(__file__).parent / "golden" / "export"
 TRAINERS = [trainer.name for trainer in export.trainers()]
@@ -265,6 +266,20 @@ def test_what_remains_is_priced_by_the_simulator():
     costs = [stage.costs for stage in kept.stages]
     assert found.step_s == pytest.approx(simulate(rest.schedule, costs, kept.hops).step_s, rel=1e-9)
     assert found.step_s != pytest.approx(plan.predicted.step_s, rel=1e-3)
+
+
+def test_what_remains_is_compared_with_the_plan_by_the_same_measure():
+    """A plan that loses nothing is neither faster nor slower than itself, with its jitter or without."""
+    profile = replace(llama(6), jitter=Jitter(1e-4, (0.7, 0.9, 1.0, 1.1, 2.0)))
+    plan = search.plan(profile, cluster(2), global_batch=16, depths=[2], replicas=[1], micro_batches=[2])
+    assert plan.predicted.jitter_s > 0.01 * plan.predicted.step_s
+    rest = remaining(plan, export.trainer("torch"))
+    for known, said in ((profile, True), (None, False)):
+        found = predict(plan, rest, known)
+        assert found.step_s == pytest.approx(found.planned_s, rel=1e-9)
+        assert found.jitter is said
+    megatron = export.trainer("megatron")
+    assert "both without jitter" in heading(plan, megatron, replace(rest, losses=("x",)), found)[-1]
 
 
 def test_without_the_profile_other_recomputation_has_no_price():

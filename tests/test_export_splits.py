@@ -245,6 +245,23 @@ def test_a_split_with_several_stages_on_a_device_is_planned(run, split, schedule
     assert re.search(r"^yours [\d.]+ m?s, ours [\d.]+ m?s$", out, re.MULTILINE)
 
 
+def test_a_split_runs_on_fewer_ranks_where_that_is_asked_for(run):
+    code, _, err = run("--from", "counts:1,2,2,1", "--devices", "3", "--depth", "2")
+    assert (code, err) == (0, "")
+    assert files.load("plan.json").schedule.placement == (0, 1, 0, 1)
+
+
+def test_ours_may_have_the_schedule_that_yours_is_run_by(run, tmp_path):
+    """Else a good schedule of theirs would look like a good split."""
+    asked = ("--devices", "2", "--micro-batch", "2", "--depth", "2", "--replicas", "1")
+    assert run(*asked, "--schedule", "ZB-V")[0] == 0
+    best = files.load("plan.json")
+    (tmp_path / "mine.py").write_text(export.trainer("torchtitan").files(best)["autopipe_torchtitan.py"])
+    _, out, _ = run("--from", "torchtitan:mine.py", *asked)
+    yours, ours = re.search(r"^yours (.*), ours (.*)$", out, re.MULTILINE).groups()
+    assert yours == ours
+
+
 def test_a_megatron_split_is_predicted_with_what_megatron_runs(run):
     run("--from", "megatron:Ett|ttttL", "--devices", "2")
     assert files.load("plan.json").schedule.name == "1F1B"
@@ -267,6 +284,10 @@ def test_a_torchtitan_module_is_planned_with_the_schedule_that_it_names(run, tmp
     [
         (["counts:2,2,2", "--devices", "2"], "3 stages, which 2 devices cannot share equally: use --devices 1 or 3"),
         (["counts:1,2,2,1", "--devices", "2", "--schedule", "1F1B"], "1F1B takes 1 stage a rank, not 2"),
+        (["counts:2,4", "--depth", "3"], "2 stages, which --depth 3 cannot share equally: use --depth 1 or 2"),
+        (["counts:2,4", "--depth", "1,2"], "--from takes one --depth, not 1, 2"),
+        (["counts:2,4", "--pin", "lm_head=1"], "--from says where every layer goes, and so does --pin"),
+        (["torchtitan:gone.py"], "gone.py cannot be read: No such file or directory"),
     ],
 )
 def test_a_split_that_the_devices_cannot_hold_is_refused(run, arguments, message):

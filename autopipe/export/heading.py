@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from autopipe import __version__
 from autopipe.core.plan import Plan
-from autopipe.core.timeline import Timeline
 from autopipe.core.units import format_bytes, format_duration, format_percent, many
-from autopipe.export.remaining import Remaining
+from autopipe.export.remaining import Expected, Remaining
 from autopipe.export.trainer import Heading, Trainer
 
 
-def heading(plan: Plan, trainer: Trainer, rest: Remaining, predicted: Timeline | None) -> Heading:
-    """The lines for a plan; ``predicted`` is the Timeline of what remains, None where it cannot be told."""
+def heading(plan: Plan, trainer: Trainer, rest: Remaining, predicted: Expected | None) -> Heading:
+    """The lines for a plan; ``predicted`` is what is expected of what remains, None where it cannot be told."""
     planned = format_duration(plan.predicted.step_s)
     lines = [
         f"{plan.model.name} for {trainer.target}, by autopipe {__version__}",
@@ -35,11 +34,12 @@ def _replicas(plan: Plan) -> str:
     return f" × {many(plan.replicas, 'replica')} = {many(plan.depth * plan.replicas, 'process')}"
 
 
-def _remains(plan: Plan, predicted: Timeline | None, planned: str) -> list[str]:
+def _remains(plan: Plan, predicted: Expected | None, planned: str) -> list[str]:
     if predicted is None:
         return [f"predicted for what remains: unknown without the plan's profile; the plan: {planned} a step"]
-    slower = format_percent(predicted.step_s / plan.predicted.step_s - 1, sign=True)
-    lines = [f"predicted for what remains: {format_duration(predicted.step_s)} a step ({slower}); the plan: {planned}"]
+    slower = format_percent(predicted.step_s / predicted.planned_s - 1, sign=True)
+    whole = f"the plan: {format_duration(predicted.planned_s)}" + ("" if predicted.jitter else ", both without jitter")
+    lines = [f"predicted for what remains: {format_duration(predicted.step_s)} a step ({slower}); {whole}"]
     over = [
         f"rank {rank} needs {format_bytes(peak)} of {format_bytes(limit)}"
         for rank, (peak, limit) in enumerate(zip(predicted.peak_bytes, plan.memory_limit_bytes, strict=False))

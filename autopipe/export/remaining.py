@@ -14,10 +14,10 @@ from autopipe.core.profile import Profile
 from autopipe.core.reduction import MEAN
 from autopipe.core.schedule import Schedule, kind
 from autopipe.core.stage import StageCost, stage_cost
-from autopipe.core.timeline import Timeline
 from autopipe.export.names import is_block, recomputes_blocks
 from autopipe.export.trainer import Trainer
-from autopipe.simulate import simulate
+from autopipe.jitter import jitter_s
+from autopipe.simulate import Graph, costs_of, simulate
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,9 @@ def _stock(plan: Plan, trainer: str, name: str) -> Schedule:
     try:
         return kind(name).schedule(plan.depth, plan.micro_batches, stages_per_rank=per_rank)
     except AutopipeError as error:
-        raise CannotExport(f"{trainer} runs {name}, which the plan's shape does not allow: {error}") from None
+        raise CannotExport(
+            f"{trainer} runs {name}, which the plan's shape does not allow: {error}. Plan with --schedule {name}"
+        ) from None
 
 
 def _schedule_losses(planned: Schedule, runs: Schedule, trainer: str) -> list[str]:
@@ -106,22 +108,42 @@ def _ranks(schedule: Schedule) -> str:
     return " ".join(map(str, schedule.placement))
 
 
-def predict(plan: Plan, rest: Remaining, profile: Profile | None) -> Timeline | None:
+@dataclass(frozen=True)
+class Expected:
+    """What is expected of what remains, and of the whole plan by the same measure; both with jitter, or both without.
+
+    ``peak_bytes`` are of each rank.
+    """
+
+    step_s: float
+    planned_s: float
+    peak_bytes: tuple[int, ...]
+    jitter: bool = True
+
+
+def predict(plan: Plan, rest: Remaining, profile: Profile | None) -> Expected | None:
     """What the rest is expected to do.
 
-    ``profile`` is the one that the plan was made from; without it None is returned where other layers recompute, or the
-    optimizer keeps its state otherwise. A
-    link between two ranks that do not talk in the plan is taken as the plan's slowest.
+    ``profile`` is the one that the plan was made from; without it jitter is left out, and None is returned where other
+    layers recompute, or the optimizer keeps its state otherwise. A link between two ranks that do not talk in the plan
+    is taken as the plan's slowest.
     """
     other = rest.update != plan.update
     changed = [other or made.recompute != again for made, again in zip(plan.stages, rest.recompute, strict=True)]
     if any(changed) and profile is None:
         return None
-    costs = [
+    stages = [
         _recosted(plan, stage, again, rest.update, profile) if differs and profile else stage.costs
         for stage, again, differs in zip(plan.stages, rest.recompute, changed, strict=True)
     ]
-    return simulate(rest.schedule, costs, _hops(plan, rest.schedule), overhead_s=plan.overhead_s)
+    graph, hops, planned = Graph.of(rest.schedule), _hops(plan, rest.schedule), plan.predicted
+    line = simulate(rest.schedule, stages, hops, overhead_s=plan.overhead_s, graph=graph)
+    if profile is None and planned.jitter_s:
+        return Expected(line.step_s, planned.step_s - planned.jitter_s, line.peak_bytes, jitter=False)
+    costs, extra_s = costs_of(stages, hops, plan.overhead_s), 0.0
+    if profile and profile.jitter and planned.jitter_s:
+        extra_s = jitter_s(profile.jitter, graph, costs, line, plan.replicas)
+    return Expected(line.step_s + extra_s, planned.step_s, line.peak_bytes)
 
 
 def _recosted(plan: Plan, stage: Stage, again: Sequence[str], update: Optimizer, profile: Profile) -> StageCost:

@@ -110,7 +110,9 @@ def _values(path: Path, field: str) -> Iterator[Any]:
     """The literals that a Python file assigns to a name, or gives as that keyword; the file is never run."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, SyntaxError, ValueError) as error:
         raise FileError(f"{path} cannot be read as Python: {error}") from None
     for node in ast.walk(tree):
         if field in {name.lower() for name in _targets(node)}:
