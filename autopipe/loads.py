@@ -94,11 +94,14 @@ def always_bytes(schedule: Schedule, stage: int, cost: StageCost, crossing: Kept
 
 
 def memory_curves(
-    schedule: Schedule, stages: Sequence[StageCost], rows: Sequence[Sequence[Span]]
+    schedule: Schedule,
+    stages: Sequence[StageCost],
+    rows: Sequence[Sequence[Span]],
+    crossing: Sequence[Kept] = (),
 ) -> tuple[tuple[Memory, ...], ...]:
-    """Each rank's memory curve, from the spans of its row."""
-    crossings = kept(schedule)
-    always = [always_bytes(schedule, s, *of) for s, of in enumerate(zip(stages, crossings, strict=True))]
+    """Each rank's memory curve, from the spans of its row; ``crossing`` is what kept() says, where that is known."""
+    both = zip(stages, crossing or kept(schedule), strict=True)
+    always = [always_bytes(schedule, s, *of) for s, of in enumerate(both)]
     return tuple(_curve(schedule, rank, stages, always, row) for rank, row in enumerate(rows))
 
 

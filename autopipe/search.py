@@ -96,7 +96,8 @@ def plan(
     if answer.best is None:
         raise no_plan_fits(space, free_depth=depths is None, headroom=headroom)
     chosen = least_expected(space, outcome(answer.best.case, answer.best.found.positions))
-    validate(chosen.case.schedule, can_split_backward=can_split(chosen))
+    if chosen.case.schedule.splits_backward:  # the plan checks all else
+        validate(chosen.case.schedule, can_split_backward=can_split(chosen))
     others = rejected(space, chosen, listed)
     bound_s = min(answer.lower_bound_s, chosen.timeline.step_s)  # equal but for rounding where the bound is met
     made = Plan(

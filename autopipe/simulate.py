@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopipe.core.cluster import Link
+from autopipe.core.in_flight import Kept
 from autopipe.core.lowering import posted_last
 from autopipe.core.periodic import steady
 from autopipe.core.plan import Plan
@@ -232,6 +233,8 @@ class Graph:
         """The seconds of a step, or the period, for each of the n candidates, optimizer included."""
         columns = costs.actions_s.shape[1]
         width = min(columns, _CHUNK, max(1, _MOST // len(self.costs)))
+        if len(self.rows) == 1 and not self.asynchronous:
+            return self._alone(costs)
         result = np.empty(columns)
         ends = np.zeros((len(self.costs), width))
         for start in range(0, columns, width):
@@ -240,6 +243,13 @@ class Graph:
             self._settle(chunk, ends)
             result[part] = self._steps(ends, chunk.optimizer_s)
         return result
+
+    def _alone(self, costs: Costs) -> Floats:
+        """The steps of a single rank, which waits for nothing: in the order of its row, as the walk adds them."""
+        work = np.add.accumulate(costs.actions_s[self.costs[self.rows[0]]], axis=0)[-1]
+        for optimizer_s in costs.optimizer_s if self.trains else ():
+            work = work + optimizer_s
+        return np.asarray(work)
 
     def uneven_steps(self, costs: Costs, factors: Floats) -> Floats:
         """The seconds of n steps of one candidate; actions take ``factors``, shape (1 + actions, n), times as long."""
@@ -281,33 +291,54 @@ class Graph:
 @lru_cache(maxsize=8)
 def _turns(ahead: tuple[int, ...], micro_batches: int) -> tuple[tuple[_Level, ...], tuple[Indices, ...], Indices]:
     """The levels, rows and costs of Graph.in_turn; settings that differ in memory or links ask for the same again."""
-    stages, stage, most = len(ahead), np.arange(len(ahead)), np.array(ahead)
-    forwards, backwards, latest = np.zeros((3, stages), np.intp)
-    made = np.zeros((2, stages + 2, micro_batches), np.intp)  # the row of F and of B; none before or after all
-    rows, levels, count = np.zeros((stages, 2 * micro_batches), np.intp), list[_Level](), 1
-    while count <= 2 * stages * micro_batches:
-        is_f = (forwards < micro_batches) & (forwards - backwards < most)
-        arrived = np.where(
-            is_f,
-            forwards < np.concatenate([[micro_batches], forwards[:-1]]),
-            backwards < np.concatenate([backwards[1:], [micro_batches]]),
-        )
-        now = stage[arrived]
-        first, batch = is_f[now], np.where(is_f, forwards, backwards)[now]
-        own = np.arange(count, count + len(now))
-        source = np.where(first, made[0, now, batch], made[1, now + 2, batch])
-        op = np.where(first, 0, 1)
-        levels.append(
-            _Level(slice(count, count + len(now)), latest[now], source, now + stages * op, len(OPS) * now + op)
-        )
-        made[op, now + 1, batch] = own
-        rows[now, (forwards + backwards)[now]] = own
-        latest[now] = own
-        forwards[now] += first
-        backwards[now] += ~first
-        count += len(now)
-    costs = np.concatenate([[0], *(level.cost for level in levels)])
-    return tuple(levels), tuple(rows), costs
+    stages, count = len(ahead), len(ahead) * micro_batches
+    at = _levels(ahead, micro_batches)
+    stage = np.tile(np.repeat(np.arange(stages), micro_batches), 2)
+    order = np.lexsort((stage, at))
+    row = np.empty(2 * count, np.intp)
+    row[order] = np.arange(1, 2 * count + 1)
+    forward, backward = row.reshape(2, stages, micro_batches)
+    rows = np.sort(np.hstack([forward, backward]), axis=1)
+    nothing = np.zeros((1, micro_batches), np.intp)  # comes before the first F and behind the last B
+    source = np.concatenate([nothing, forward[:-1], backward[1:], nothing]).ravel()
+    before = np.zeros(2 * count + 1, np.intp)
+    before[rows[:, 1:]] = rows[:, :-1]
+    op = np.repeat([0, 1], count)
+    cost, transfer = len(OPS) * stage + op, stage + stages * op
+    columns = [before[1:], *(values[order] for values in (source, transfer, cost))]
+    firsts = np.flatnonzero(np.diff(at[order], prepend=-1, append=at.max() + 1)).tolist()
+    levels = tuple(_Level(slice(a + 1, b + 1), *(column[a:b] for column in columns)) for a, b in pairwise(firsts))
+    return levels, tuple(rows), np.concatenate([[0], columns[3]])
+
+
+def _levels(ahead: tuple[int, ...], micro_batches: int) -> Indices:
+    """The level of each F, by stage and micro-batch, then of each B, in one row: how many must come before it."""
+    stage, batch, last = np.arange(len(ahead))[:, None], np.arange(micro_batches), len(ahead) - 1
+    most = np.minimum(last + 1 - stage, micro_batches)
+    if set(ahead) == {micro_batches}:
+        forwards, backwards = stage + batch, 2 * last - stage + micro_batches + batch
+    elif ahead == tuple(most[:, 0].tolist()):
+        forwards = np.where(batch < most, stage + batch, stage + 2 * batch)
+        backwards = 2 * last + 1 - stage + 2 * batch
+    else:
+        return _walked_levels(ahead, micro_batches)
+    return np.concatenate([forwards, backwards]).ravel()
+
+
+def _walked_levels(ahead: tuple[int, ...], micro_batches: int) -> Indices:
+    """The same for any numbers of forwards that come first, level by level."""
+    forwards, backwards = np.zeros((2, len(ahead)), np.intp)
+    levels, level = np.zeros((2, len(ahead), micro_batches), np.intp), 0
+    while (backwards < micro_batches).any():
+        is_f = (forwards < micro_batches) & (forwards - backwards < np.array(ahead))
+        before = np.concatenate([[micro_batches], forwards[:-1]])
+        behind = np.concatenate([backwards[1:], [micro_batches]])
+        now = np.flatnonzero(np.where(is_f, forwards < before, backwards < behind))
+        levels[1 - is_f[now], now, np.where(is_f, forwards, backwards)[now]] = level
+        forwards[now] += is_f[now]
+        backwards[now] += ~is_f[now]
+        level += 1
+    return levels.ravel()
 
 
 def _sender(action: Action, schedule: Schedule) -> int:
@@ -352,6 +383,7 @@ def simulate(
     overhead_s: float = 0.0,
     memory: str = "profile",
     graph: Graph | None = None,
+    crossing: Sequence[Kept] = (),
 ) -> Timeline:
     """The Timeline of one step, or of some periods of an asynchronous table's steady part; replicas are all alike.
 
@@ -363,7 +395,7 @@ def simulate(
     from its first W or the end of its first B; and its stage's workspace while an action runs. In a first B gradients
     take the place of activations (see StageCost).
     ``memory`` names a model of what I leaves, see StageCost.under. A table without backwards is for evaluation: nothing
-    is kept, no optimizer runs. ``graph`` is the schedule's, where that is there already.
+    is kept, no optimizer runs. ``graph`` and ``crossing`` (in_flight.kept) are the schedule's, if already there.
     Raises ScheduleError where actions wait for each other.
     """
     graph = graph or Graph.of(schedule)
@@ -372,7 +404,7 @@ def simulate(
     rows = [_spans(schedule, graph, rank, stages, costs, ends) for rank in range(schedule.ranks)]
     held = [stage.under(memory) for stage in stages]
     spans = sorted((span for row in rows for span in row), key=lambda span: (span.start_s, span.rank, span.end_s))
-    curves = memory_curves(schedule, held, rows)
+    curves = memory_curves(schedule, held, rows, crossing)
     if schedule.asynchronous:
         first, last, updates = graph.window
         start, end = float(ends[first[0], 0]), float(ends[last[0], 0])

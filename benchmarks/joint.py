@@ -8,8 +8,11 @@ heads    Six language models with heads of 0.6 to 11 blocks (shapes.headed) on 4
          in two; transfers of 2 % of a rank's forward, memory for the activations of 1.5 micro-batches of the whole
          model on each rank, no recomputation. By m = p, 2p, 4p micro-batches: how much of the step is saved against
          equal layers with 1F1B; against the shortest longest stage (min-max, PipeDream's rule) with 1F1B, with
-         Interleaved1F1B, and with the best known schedule that fits, of 1, 2 or 4 stages a rank, orders made for these
-         very stages among them; and against the best of all rules and all known schedules.
+         Interleaved1F1B, and with the best known schedule that fits, of 1, 2 or 4 stages a rank; and against the best
+         of all rules and all known schedules. Known schedules are taken in their published order, which is made for
+         equal stages; and, where their order depends on the stages' seconds, also in orders made for these very
+         stages, links and memory (ways.py). Then the gap to the bound, of all cases and where the head takes more
+         than a rank's share of the work.
 tight    The same in the memory of one micro-batch: whether there is a plan, and in how many cases any known schedule
          with any rule fits.
 models   A GPT, a CNN and an encoder–decoder from profiles/, and a vision–language model, on 2 to 16 ranks in three
@@ -25,7 +28,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -33,56 +36,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shapes import BLOCK_BYTES, HEADS, headed, racks, vision_language
+from ways import Job, Way, ways
 
 from autopipe.baselines import BASELINES
 from autopipe.core import files
 from autopipe.core.cluster import Cluster, Device, Link, Tier
-from autopipe.core.errors import UsageError
 from autopipe.core.profile import Profile
-from autopipe.core.schedule import Kind, Shape, StageTimes, kinds
+from autopipe.core.schedule import kinds
 from autopipe.core.stage import stage_cost
-from autopipe.planning.cases import Case
-from autopipe.planning.outcome import Outcome, outcome
-from autopipe.planning.ranges import Ranges
-from autopipe.planning.remaking import shape_for
-from autopipe.planning.space import SEVERAL, Space, search
-from autopipe.planning.tables import Setting
-from autopipe.synthesis import NAME
+from autopipe.planning.space import Space, search
 
 MIN_MAX = "PipeDream's split"
 """The name of the rule that makes the longest stage shortest."""
 
 PROFILES = Path(__file__).parents[1] / "profiles"
-GOALS = {1: (0.35, 0.12), 2: (0.26, 0.07), 4: (0.18, 0.05)}
-"""By micro-batches a rank: what should be saved against equal layers with 1F1B, and min-max with the best schedule."""
-
-
-class Job(NamedTuple):
-    """What is planned: ``memory`` bytes on each of ``ranks``, micro-batches of a size, layers that may recompute."""
-
-    name: str
-    profile: Profile
-    cluster: Cluster
-    ranks: int
-    micro_batch: int
-    micro_batches: int
-    memory: int
-    recompute: str
-
-    @property
-    def setting(self) -> Setting:
-        """What the search shares."""
-        limits = (self.memory,) * self.ranks
-        return Setting(self.profile, self.cluster, self.profile.optimizer, limits, {})
-
-
-class Way(NamedTuple):
-    """A rule with a schedule, and its step."""
-
-    rule: str
-    schedule: str
-    stages_per_rank: int
-    step_s: float
+GOALS = {
+    1: {"equal layers, 1F1B": 0.35, "min-max, published": 0.12, "min-max, made": 0.12},
+    2: {"equal layers, 1F1B": 0.26, "min-max, published": 0.07, "min-max, made": 0.07},
+    4: {"equal layers, 1F1B": 0.18, "min-max, published": 0.05, "min-max, made": 0.05},
+}
+"""By micro-batches a rank: what should be saved against what."""
 
 
 class Result(NamedTuple):
@@ -95,10 +68,16 @@ class Result(NamedTuple):
     others: tuple[Way, ...]
     seconds: float
 
-    def saved(self, rule: str | None = None, schedule: str | None = None) -> float | None:
-        """The part of the step that is saved against the best of the others with that rule and schedule."""
-        steps = [w.step_s for w in self.others if rule in (None, w.rule) and schedule in (None, w.schedule)]
+    def saved(self, of: Mapping[str, object]) -> float | None:
+        """The part of the step that is saved against the best of the others with such fields."""
+        steps = [way.step_s for way in self.others if of.items() <= way._asdict().items()]
         return 1 - self.step_s / min(steps) if steps else None
+
+    @property
+    def heavy_head(self) -> bool:
+        """Whether the last layer takes more than a rank's share of the work."""
+        work = [cost.forward_s + cost.backward_s for cost in self.job.profile.at(self.job.micro_batch)]
+        return work[-1] > sum(work) / self.job.ranks
 
 
 def run(job: Job) -> Result:
@@ -106,7 +85,7 @@ def run(job: Job) -> Result:
     started = time.process_time()
     best, bound_s = search(space(job))
     seconds = time.process_time() - started
-    found = tuple(others(job))
+    found = tuple(ways(job))
     if best is None:
         return Result(job, float("inf"), float("inf"), "none", found, seconds)
     case, (_, step_s, _) = best
@@ -118,51 +97,6 @@ def space(job: Job) -> Space:
     """Every schedule that torch's runtime takes, on all of the job's ranks."""
     batch = job.micro_batch * job.micro_batches
     return Space(job.setting, batch, (job.ranks,), (1,), (job.micro_batch,), kinds("torch"), job.recompute)
-
-
-def others(job: Job) -> Iterator[Way]:
-    """Every rule with every known schedule that fits."""
-    ranges = Ranges.of(job.profile, job.micro_batch, optimizer=job.setting.optimizer)
-    for kind in kinds("torch"):
-        for number in kind.stages_per_rank or SEVERAL if kind.name != NAME else ():
-            placement = kind.place(job.ranks, number)
-            stages = len(placement)
-            if stages > ranges.pieces or kind.refuses(Shape(job.ranks, job.micro_batches, placement)):
-                continue
-            rules = ("none", "auto") if job.recompute == "auto" else (job.recompute,)
-            cases = [_case(job, ranges, kind, number, rule) for rule in rules]
-            for name, rule in BASELINES.items():
-                cuts = rule(job.profile, stages)
-                steps = [s for case in cases if cuts is not None and (s := _step(case, kind, ranges.places(cuts)))]
-                if steps:
-                    yield Way(name, kind.name, number, min(steps))
-
-
-def _case(job: Job, ranges: Ranges, kind: Kind, number: int, recompute: str) -> Case:
-    stages = number * job.ranks
-    table = kind.schedule(job.ranks, job.micro_batches, stages_per_rank=number, times=[ranges.times(stages)] * stages)
-    return Case.of(job.setting, ranges, table, job.micro_batch, recompute)
-
-
-def _step(case: Case, kind: Kind, positions: Sequence[int]) -> float | None:
-    """The step of a split, of a schedule that looks at times with the order for it; None where it does not fit."""
-    splits = any(row.splits for row in case.outline.rows)
-    if splits and not all(layer.can_split_backward for layer in case.setting.profile.layers):
-        return None
-    found = outcome(case, positions)
-    if kind.looks_at_times:
-        remade = _remade(case, kind, found)
-        found = outcome(remade, positions) if remade else found
-    return found.step_s if found.over_limit() is None else None
-
-
-def _remade(case: Case, kind: Kind, found: Outcome) -> Case | None:
-    overhead_s = case.setting.profile.overhead_s
-    times = [StageTimes(*(seconds + overhead_s for seconds in cost.times)) for cost in found.costs]
-    try:
-        return case.ordered(kind.table(shape_for(case, found.costs), times))
-    except UsageError:
-        return None
 
 
 def heads(*, part: float, batches: Sequence[int], asked: argparse.Namespace) -> Iterator[Job]:
@@ -223,34 +157,59 @@ def percent(values: Sequence[float]) -> str:
     return f"{100 * statistics.median(values):.1f} % ({100 * min(values):.0f}..{100 * max(values):.0f})"
 
 
-COLUMNS = {
-    "equal layers, 1F1B": ("equal layers", "1F1B"),
-    "min-max, 1F1B": (MIN_MAX, "1F1B"),
-    "min-max, interleaved": (MIN_MAX, "Interleaved1F1B"),
-    "min-max, best": (MIN_MAX, None),
-    "best of all": (None, None),
+COLUMNS: Mapping[str, Mapping[str, object]] = {
+    "equal layers, 1F1B": {"rule": "equal layers", "schedule": "1F1B"},
+    "min-max, 1F1B": {"rule": MIN_MAX, "schedule": "1F1B"},
+    "min-max, interleaved": {"rule": MIN_MAX, "schedule": "Interleaved1F1B"},
+    "min-max, published": {"rule": MIN_MAX, "published": True},
+    "min-max, made": {"rule": MIN_MAX},
+    "any, published": {"published": True},
+    "any, made": {},
 }
+"""What a step is compared with: the best of those that have these fields; made ones include the published."""
 
 
 def print_heads(found: Sequence[Result]) -> None:
     """A line for each number of micro-batches, and whether the goals are met."""
-    print(f"{'m':3} {'cases':>5} " + " ".join(f"{name:>22}" for name in COLUMNS) + f" {'gap':>18}")
+    print(f"{'m':3} {'cases':>5} " + " ".join(f"{name:>20}" for name in COLUMNS))
+    for factor in GOALS:
+        if some := [r for r in found if r.job.micro_batches == factor * r.job.ranks]:
+            cells = " ".join(f"{percent(saved(some, name)):>20}" for name in COLUMNS)
+            print(f"{_times(factor):3} {len(some):5} {cells}")
     for factor, goals in GOALS.items():
         some = [r for r in found if r.job.micro_batches == factor * r.job.ranks]
-        if not some:
-            continue
-        columns = [[s for r in some if (s := r.saved(*of)) is not None] for of in COLUMNS.values()]
-        m = "p" if factor == 1 else f"{factor}p"
-        cells = " ".join(f"{percent(column):>22}" for column in columns)
-        print(f"{m:3} {len(some):5} {cells} {percent([r.gap for r in some]):>18}")
-        for what, values, goal in (
-            ("equal layers", columns[0], goals[0]),
-            ("min-max with the best known schedule", columns[-2], goals[1]),
-        ):
-            reached = statistics.median(values)
-            verdict = "met" if reached >= goal else f"missed by {100 * (goal - reached):.1f} points"
-            print(f"    goal: {100 * goal:.0f} % saved against {what}: {verdict}")
+        for name, goal in goals.items() if some else ():
+            reached = statistics.median(saved(some, name))
+            print(f"    {_times(factor):2} {_verdict(f'saved against {name}', reached, goal)}")
+    print_gaps(found)
     print(f"CPU seconds a plan: median {statistics.median(r.seconds for r in found):.1f}, most {_slowest(found)}")
+
+
+def saved(found: Sequence[Result], name: str) -> list[float]:
+    """A column: the parts of the step that are saved, where anything is there to compare with."""
+    return [part for r in found if (part := r.saved(COLUMNS[name])) is not None]
+
+
+def print_gaps(found: Sequence[Result]) -> None:
+    """The gap to the bound, by the number of micro-batches, of all cases and of those with a heavy head."""
+    for factor in GOALS:
+        some = [r for r in found if r.job.micro_batches == factor * r.job.ranks]
+        heavy = [r.gap for r in some if r.heavy_head]
+        if some:
+            rest = [r.gap for r in some if not r.heavy_head]
+            print(
+                f"gap, m = {_times(factor)}: {percent([r.gap for r in some])}; of {len(heavy)} with a head above a "
+                f"rank's share {percent(heavy)}, of the others {percent(rest)}"
+            )
+
+
+def _verdict(what: str, reached: float, goal: float) -> str:
+    verdict = "met" if reached >= goal else f"missed by {100 * (goal - reached):.1f} points"
+    return f"goal: {100 * goal:.0f} % {what}: {verdict}"
+
+
+def _times(factor: int) -> str:
+    return "p" if factor == 1 else f"{factor}p"
 
 
 def _slowest(found: Sequence[Result]) -> str:
@@ -262,8 +221,8 @@ def print_tight(found: Sequence[Result]) -> None:
     """How many cases have a plan, and how many any known schedule that fits."""
     planned, known = [r for r in found if r.plan != "none"], [r for r in found if r.others]
     print(f"cap 1.0A: a plan in {len(planned)} of {len(found)} cases; a known schedule fits in {len(known)} of them")
-    gaps, saved = [r.gap for r in planned], [s for r in known if (s := r.saved()) is not None]
-    print(f"    gap {percent(gaps)}, saved against the best that fits {percent(saved)}")
+    gaps, better = [r.gap for r in planned], saved(known, "any, made")
+    print(f"    gap {percent(gaps)}, saved against the best that fits {percent(better)}")
 
 
 def print_models(found: Sequence[Result]) -> None:
@@ -288,8 +247,8 @@ def _cell(result: Result, rule: str) -> str:
 
 
 def _ratio(result: Result, rule: str, schedule: str) -> str:
-    saved = result.saved(rule, schedule)
-    return "–" if saved is None else f"{1 / (1 - saved):.2f}"
+    less = result.saved({"rule": rule, "schedule": schedule})
+    return "–" if less is None else f"{1 / (1 - less):.2f}"
 
 
 def worse(found: Sequence[Result]) -> int:
@@ -312,10 +271,10 @@ def results(jobs: Iterator[Job], *, verbose: bool) -> list[Result]:
         found.append(run(job))
         if verbose:
             r = found[-1]
-            saved = r.saved()
+            less = r.saved({})
+            against = "–" if less is None else f"{100 * less:+.1f} %"
             print(
-                f"  {job.name:28} {r.plan:22} gap {100 * r.gap:5.2f} %  best other "
-                f"{'–' if saved is None else f'{100 * saved:+.1f} %'}  {r.seconds:.1f} s",
+                f"  {job.name:28} {r.plan:22} gap {100 * r.gap:5.2f} %  best other {against}  {r.seconds:.1f} s",
                 flush=True,
             )
     return found

@@ -14,10 +14,10 @@ from autopipe.core.cluster import Link
 from autopipe.core.profile import Profile
 from autopipe.core.schedule import Shape, kind
 from autopipe.planning.cases import Case
-from autopipe.planning.family import Family, family
+from autopipe.planning.family import Family, family, sharp_family
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
-from autopipe.planning.tables import Setting, places
+from autopipe.planning.tables import Setting
 from autopipe.solvers.brute import splits
 from tests.synthetic import chain, cluster
 from tests.test_planning import random_profile, simulated
@@ -34,15 +34,16 @@ def outline(name: str, depth: int, batches: int) -> Outline:
 
 def made(
     profile: Profile, name: str, depths: tuple[int, int], batches: int, limit: int, link: Link
-) -> tuple[Case, Family]:
-    """A case, and the family of one that is as deep or deeper."""
+) -> tuple[Case, list[Family]]:
+    """A case, and the families of one that is as deep or deeper: the quick and the sharp one."""
     depth, deepest = depths
     setting = Setting(profile, cluster(deepest, link=link), "adamw", (limit,) * deepest, {})
     ranges = Ranges.of(profile, 1, optimizer="adamw")
     order = kind(name).schedule(depth, batches)
     case = Case(setting, ranges, outline(name, depth, batches), lambda: order, 1, "auto")
     whole = outline(name, deepest, batches)
-    return case, family(setting, ranges, whole, setting.seats(deepest), reach=ranges.pieces, may_recompute=True)
+    given_ = setting, ranges, whole, setting.seats(deepest)
+    return case, [make(*given_, reach=ranges.pieces, may_recompute=True) for make in (family, sharp_family)]
 
 
 @given(seeds, st.sampled_from(["1F1B", "GPipe"]), st.floats(0.3, 1.1))
@@ -57,8 +58,9 @@ def test_nothing_beats_the_bound_of_a_family(seed: int, name: str, part: float) 
     free, _ = made(profile, *given_, 2**40, link)
     limit = int(part * min(max(simulated(free, p, ()).peak_bytes) for p in splits(pieces, depth)))
     case, both = made(profile, *given_, limit, link)
-    bound = both.bound_s(places(case.outline, case.seats, shared=True))
-    assert bound > 0
+    bounds = [each.bound_s(case.outline.ahead) for each in both]
+    assert min(bounds) > 0
+    bound = max(bounds)
     for positions in splits(pieces, depth):
         for again in itertools.product((False, True), repeat=len(profile.layers)):
             line = simulated(case, positions, tuple(itertools.compress(range(len(again)), again)))
@@ -71,11 +73,13 @@ def test_equal_stages_meet_it_at_every_depth(name: str) -> None:
     for depth in (1, 2, 4):
         case, both = made(chain([1.0] * depth), name, (depth, depth), 8, 2**40, Link(0.0, 1e18))
         assert case.best is not None
-        assert both.bound_s(places(case.outline, case.seats, shared=True)) == pytest.approx(case.best.step_s)
+        for each in both:
+            assert each.bound_s(case.outline.ahead) == pytest.approx(case.best.step_s)
 
 
 def test_what_is_no_part_of_a_family_has_no_bound() -> None:
     _, both = made(chain([1.0] * 4), "1F1B", (2, 4), 8, 2**40, Link(0.0, 1e18))
-    other, deeper = made(chain([1.0] * 4), "1F1B", (4, 4), 8, 2**30, Link(0.0, 1e18))
-    assert both.bound_s(places(other.outline, other.seats, shared=True)) == 0.0
-    assert deeper.bound_s([*deeper.where, *deeper.where]) == 0.0
+    other, _ = made(chain([1.0] * 4), "GPipe", (4, 4), 8, 2**40, Link(0.0, 1e18))
+    for each in both:
+        assert each.bound_s(other.outline.ahead) == 0.0
+        assert each.bound_s((5, *each.ahead)) == 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from autopipe.core.profile import Profile
 
 
@@ -11,9 +13,12 @@ def equal_layers(profile: Profile, depth: int) -> tuple[int, ...] | None:
     if depth - 1 > len(legal):
         return None
     chosen: list[int] = []
+    first = 0  # of the cuts that are left, the last ones kept for the stages behind
     for stage in range(1, depth):
-        ideal = stage * len(profile.layers) / depth
-        first = legal.index(chosen[-1]) + 1 if chosen else 0
-        left = legal[first : len(legal) - (depth - 1 - stage)]
-        chosen.append(min(left, key=lambda cut: (abs(cut - ideal), cut)))
+        ideal, last = stage * len(profile.layers) / depth, len(legal) - (depth - 1 - stage)
+        behind = bisect_left(legal, ideal, first, last)
+        near = range(max(behind - 1, first), min(behind + 1, last))
+        nearest = min(near, key=lambda number: abs(legal[number] - ideal))
+        chosen.append(legal[nearest])
+        first = nearest + 1
     return tuple(chosen)

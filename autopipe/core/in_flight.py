@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import cache
 from typing import NamedTuple
 
 from autopipe.core.lowering import asked
@@ -40,10 +41,12 @@ class _Side(IntEnum):
 def in_turn(ahead: Sequence[int], micro_batches: int) -> tuple[Kept, ...]:
     """``kept`` of a schedule with one stage on a rank that runs F and B in turn; see core.schedule.Kind."""
     last = len(ahead) - 1
-    return tuple(
-        Kept(min(first + 3, micro_batches + 1) if stage else 0, first + 1 if stage < last else 0)
-        for stage, first in enumerate(ahead)
-    )
+    return tuple(_in_turn(first, micro_batches, stage > 0, stage < last) for stage, first in enumerate(ahead))
+
+
+@cache
+def _in_turn(first: int, micro_batches: int, receives: bool, sends: bool) -> Kept:
+    return Kept(min(first + 3, micro_batches + 1) if receives else 0, first + 1 if sends else 0)
 
 
 def kept(schedule: Schedule) -> tuple[Kept, ...]:

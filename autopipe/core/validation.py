@@ -8,7 +8,7 @@ of that sequence, and none waits for ever, even when both sides of each transfer
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, NoReturn
@@ -153,15 +153,18 @@ def _check_complete(schedule: Schedule, forward_only: bool) -> None:
     """Every micro-batch goes through one replica, and there each stage runs F, and B or I and W unless
     ``forward_only``, once."""
     counts = Counter(action for row in schedule.order for action in row)
+    runs: defaultdict[tuple[int, int], set[Op]] = defaultdict(set)
     for action, count in counts.items():
         if count > 1:
             _fail(schedule, schedule.placement[action.stage], action, f"is there {count} times, once is right")
+        if action.op is not Op.O:
+            runs[action.stage, action.micro_batch].add(action.op)
     length = schedule.stages // schedule.ways
     needed = ({Op.F},) if forward_only else ({Op.F, Op.B}, {Op.F, Op.I, Op.W})
     for batch in range(schedule.micro_batches):
         first = _way(schedule, batch, counts)
         for stage in range(schedule.stages):
-            has = {op for op in Op if op is not Op.O and Action(stage, op, batch) in counts}
+            has = runs.get((stage, batch), set())
             if first <= stage < first + length:
                 if has not in needed:
                     found = " ".join(op.value for op in Op if op in has) or "nothing"

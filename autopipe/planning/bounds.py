@@ -93,15 +93,17 @@ def least_ends(tables: Tables, rows: Sequence[Row]) -> Floats:
 
     ``rows`` are those of the stages. It holds for any choice of layers to recompute; infinite where none fits.
     """
-    forward, _, _, weight_grad = tables.least
-    back = _back(tables, rows)
-    heads = prefix_sums(_possible(tables, forward + _behind(tables.activations)))
-    tails = prefix_sums(_possible(tables, back + _behind(tables.gradients)))
-    first = np.arange(1, tables.reach + 1)
-    tails += tables.optimizer[0, first, tables.reach - first].min()
-    starts = np.maximum(np.arange(forward.shape[1])[:, None] - tables.reach + np.arange(tables.reach), 0)
-    head, tail = heads[:, starts], tails[:, starts]
+    head, tail = _heads_and_tails(tables, back_ticks(tables, rows))
+    return _possible(tables, head + ends_behind(tables, rows, tail))
 
+
+def ends_behind(tables: Tables, rows: Sequence[Row], tail: Floats) -> Floats:
+    """Ticks from a stage's first forward to the end of the step, by its range, with ``tail`` behind its last gradient.
+
+    The rest is as in least_ends.
+    """
+    forward, _, _, weight_grad = tables.least
+    back = back_ticks(tables, rows)
     trips = _trips(tables, back)
     trailing = np.array([row.trailing for row in rows])[:, None, None]
     rounds = np.array([row.rounds for row in rows])[:, None, None]
@@ -114,8 +116,23 @@ def least_ends(tables: Tables, rows: Sequence[Row]) -> Floats:
     if not sum(rows[-1].earlier[1:3]):
         both_ways = _times(tables, [(*row.counts[:3], 0) for row in rows]) + trips - forward - back
         whole, to_last = np.maximum(whole, both_ways), np.maximum(to_last, both_ways)
-    ends = np.maximum(whole + tables.optimizer, np.maximum(to_last, rounds * trips) + tail)
-    return _possible(tables, head + ends)
+    return np.asarray(np.maximum(whole + tables.optimizer, np.maximum(to_last, rounds * trips) + tail))
+
+
+def least_ends_of_any_order(tables: Tables, micro_batches: int) -> Floats:
+    """As least_ends, for any order of one stage a rank, backwards whole or split.
+
+    A stage runs all of its work; its first backward begins when the first micro-batch has been to the end and back; and
+    behind its last gradient that has the way to the first stage to go. Of tables without limits of memory, since orders
+    differ in what they hold.
+    """
+    forward, backward, input_grad, weight_grad = tables.least
+    back = np.minimum(backward, input_grad)
+    whole = micro_batches * np.minimum(backward, input_grad + weight_grad)
+    heads, tails = _heads_and_tails(tables, back)
+    first = np.maximum(micro_batches * forward, _trips(tables, back) - back) + whole
+    ends = np.maximum(first + tables.optimizer, micro_batches * (forward + back) + tails)
+    return _possible(tables, heads + ends)
 
 
 def least_periods(tables: Tables, outline: Outline) -> Floats:
@@ -127,10 +144,20 @@ def least_periods(tables: Tables, outline: Outline) -> Floats:
     flights = [max(moment.forwards for moment in moments) for moments in outline.moments]
     often = outline.micro_batches / np.array(flights)[:, None, None]
     busy = _times(tables, [row.counts for row in outline.rows]) + tables.optimizer
-    return _possible(tables, np.maximum(busy, often * _trips(tables, _back(tables, outline.rows))))
+    return _possible(tables, np.maximum(busy, often * _trips(tables, back_ticks(tables, outline.rows))))
 
 
-def _back(tables: Tables, rows: Sequence[Row]) -> Floats:
+def _heads_and_tails(tables: Tables, back: Floats) -> tuple[Floats, Floats]:
+    """The least ticks before a stage's first forward, and after its last gradient, by its range, a band each."""
+    heads = prefix_sums(_possible(tables, tables.least[0] + _behind(tables.activations)))
+    tails = prefix_sums(_possible(tables, back + _behind(tables.gradients)))
+    first = np.arange(1, tables.reach + 1)
+    tails += tables.optimizer[0, first, tables.reach - first].min()
+    starts = np.maximum(np.arange(heads.shape[1])[:, None] - tables.reach + np.arange(tables.reach), 0)
+    return heads[:, starts], tails[:, starts]
+
+
+def back_ticks(tables: Tables, rows: Sequence[Row]) -> Floats:
     """Ticks until a gradient leaves a stage: its I where that runs apart."""
     _, backward, input_grad, _ = tables.least
     if not any(row.splits for row in rows):

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import comb
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autopipe.baselines import BASELINES
 from autopipe.core.cluster import Link
-from autopipe.core.schedule import Schedule, stages_on
+from autopipe.core.schedule import Schedule
 from autopipe.loads import Load, peak_loads
 from autopipe.planning.bounds import has_room, least_ends, least_periods, quick_bound_s, quick_period_s
 from autopipe.planning.ladder import Floats
@@ -21,12 +20,14 @@ from autopipe.planning.moves import joint_moves, single_moves
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.recompute import chosen_layers, fit
+from autopipe.planning.rough import Rough
 from autopipe.planning.seats import Seats
-from autopipe.planning.tables import Setting, Tables, open_ranges, places, spots, tables
-from autopipe.simulate import Costs, Graph, late_of
-from autopipe.solvers.brute import splits
-from autopipe.solvers.chain_dp import Split, smallest_maximum, smallest_step
-from autopipe.wires import wires_of
+from autopipe.planning.shares import shared_bound_s
+from autopipe.planning.splits import Positions, Splits
+from autopipe.planning.tables import Setting, Tables, places, tables
+from autopipe.simulate import Graph
+from autopipe.solvers.brute import splits as every_split
+from autopipe.solvers.chain_dp import smallest_maximum
 
 _FEW = 2000
 """Up to so many splits are all simulated."""
@@ -102,11 +103,6 @@ class Case:
         """How many stages the model is cut into."""
         return self.outline.parts
 
-    @cached_property
-    def part_of(self) -> NDArray[np.intp]:
-        """For each stage its place in a split."""
-        return np.array(self.outline.part_of, np.intp)
-
     @property
     def seats(self) -> Seats:
         """The devices that its ranks are."""
@@ -153,6 +149,17 @@ class Case:
         )
 
     @cached_property
+    def splits(self) -> Splits:
+        """The tables, looked up for many splits."""
+        loads = [self.loads(rank) for rank in range(self.depth)] if self.stages > self.depth else []
+        return Splits(self.ranges, self.outline, self.tables, self.hops, loads, self.recompute == "auto")
+
+    @cached_property
+    def rough(self) -> Rough:
+        """The tables as the solvers see them."""
+        return Rough(self.outline, self.tables)
+
+    @cached_property
     def least_ends(self) -> Floats:
         """The earliest end of a step, or the least period, by the range of each stage; see bounds."""
         if self.outline.asynchronous:
@@ -192,7 +199,15 @@ class Case:
             return self.quick_bound_s
         found = smallest_maximum(self.least_ends)
         least_s = found.value * self.ranges.tick_s if found else float("inf")
-        return max(self.quick_bound_s, min(least_s, self.horizon_s))
+        return max(self.quick_bound_s, self._shared_bound_s, min(least_s, self.horizon_s))
+
+    @property
+    def _shared_bound_s(self) -> float:
+        if self.outline.asynchronous or self.stages == self.depth:
+            return 0.0
+        splits = any(row.splits for row in self.outline.rows)
+        given = self.ranges, self.seats, self.outline.placement, self.outline.micro_batches
+        return shared_bound_s(*given, splits=splits)
 
     @property
     def _has_room(self) -> bool:
@@ -205,8 +220,8 @@ class Case:
         if comb(self.ranges.pieces - 1, self.parts - 1) <= _FEW:
             return replace(self, reach=self._longest)
         room = _HORIZON * self.quick_bound_s * max(self.seats.speeds) / self.outline.micro_batches / self.ranges.tick_s
-        starts, stops = np.nonzero((self.ranges.work <= room) & self.ranges.real)
-        reach = 1 << int((stops - starts).max(initial=1) - 1).bit_length()  # pipelines of nearly one depth share it
+        most = max(int(np.searchsorted(self.ranges.least_work, room, "right")), 1)
+        reach = 1 << (most - 1).bit_length()  # pipelines of nearly one depth share it
         return replace(self, reach=min(reach, self._longest))
 
     @property
@@ -229,17 +244,18 @@ class Case:
         """The best of the solvers' splits and the baselines, None when none of them fits."""
         if not self._has_room:
             return None
-        return min(self._starts, key=_key, default=None)
+        found = min(self._starts, key=_key, default=None)
+        return replace(self, reach=0).near if found is None and self._partial else found
 
     @cached_property
     def _starts(self) -> list[Found]:
-        return sorted(self.measured(dict.fromkeys([*self._solved(), *self.baselines()])), key=_key)
+        return sorted(self.measured(dict.fromkeys([*self._solved, *self.baselines()])), key=_key)
 
     @cached_property
     def best(self) -> Found | None:
         """The best split that fits, None when none does: of all splits where they are few, else by moving cuts."""
         if comb(self.ranges.pieces - 1, self.parts - 1) <= _FEW:
-            return min(self.measured(splits(self.ranges.pieces, self.parts)), key=_key, default=None)
+            return min(self.measured(every_split(self.ranges.pieces, self.parts)), key=_key, default=None)
         found = self.refined()
         if self._partial and (found is None or found.step_s > self.horizon_s):
             return replace(self, reach=0).refined()
@@ -267,112 +283,28 @@ class Case:
         """The splits that are allowed and fit, simulated all at once."""
         return self._measured(np.array([*positions], dtype=np.intp).reshape(-1, self.parts + 1))
 
-    def _measured(self, table: NDArray[np.intp]) -> list[Found]:
-        table = self._allowed(table)
-        peaks = self._peaks(table)
+    def _measured(self, table: Positions) -> list[Found]:
+        table = self.splits.allowed(table)
+        peaks = self.splits.peaks(table)
         fit = (peaks <= np.array(self.seats.limits)).all(axis=1)
         table, peaks = table[fit], peaks[fit].max(axis=1, initial=0)
         if not len(table):
             return []
-        steps = self.graph.steps(self.costs(table)) * self.ranges.tick_s
+        steps = self.graph.steps(self.splits.costs(table)) * self.ranges.tick_s
         return [
             Found(tuple(row), s, b) for row, s, b in zip(table.tolist(), steps.tolist(), peaks.tolist(), strict=True)
         ]
 
-    def _allowed(self, table: NDArray[np.intp]) -> NDArray[np.intp]:
-        """The splits whose stages are within the tables' reach and allowed."""
-        table = table[(np.diff(table) <= self.tables.reach).all(axis=1)]
-        return table[self.tables.allowed[self._entries(table)].all(axis=1)]
-
-    def _entries(self, table: NDArray[np.intp]) -> tuple[NDArray[np.intp], ...]:
-        """Where the stages of splits are in range tables, arrays of shape (splits, stages) or (stages,)."""
-        begin, end = table[:, self.part_of], table[:, self.part_of + 1]
-        return np.arange(self.stages), end, begin - end + self.tables.reach
-
-    def _promising(self, table: NDArray[np.intp], step_s: float) -> NDArray[np.intp]:
+    def _promising(self, table: Positions, step_s: float) -> Positions:
         """The splits that may be quicker: all where they are few, else those with the least Σ + (m − 1) · max."""
-        table = self._allowed(table)
+        table = self.splits.allowed(table)
         if self.outline.ways == 1:
-            ends = self.least_ends[self._entries(table)].max(axis=1, initial=0)
+            ends = self.least_ends[self.splits.entries(table)].max(axis=1, initial=0)
             table = table[ends * self.ranges.tick_s < step_s]
         most = max(_WALKED // self.actions, 8)
         if len(table) <= most:
             return table
-        begin, end = table[:, :-1], table[:, 1:]
-        work = self._work[np.arange(self.parts), end, begin - end + self.tables.reach]
-        hops = self._hops[np.arange(self.parts - 1), end[:, :-1]].sum(axis=1)
-        rough = work.sum(axis=1) + hops + self._repeats * work.max(axis=1)
-        return table[np.sort(np.argsort(rough, kind="stable")[:most])]
-
-    def _peaks(self, positions: NDArray[np.intp]) -> Floats:
-        """The peak of each rank, shape (splits, ranks); where layers recompute at most that."""
-        alone = self.tables.peak_bytes[self._entries(positions)]
-        if self.stages == self.depth:
-            return alone
-        peaks = np.zeros((len(positions), self.depth))
-        if self.recompute == "auto":
-            for s, rank in enumerate(self.outline.placement):
-                peaks[:, rank] += alone[:, s]
-            return peaks
-        begin, end = positions[:, self.part_of], positions[:, self.part_of + 1]
-        for rank in range(self.depth):
-            own = stages_on(self.outline.placement, rank)
-            peaks[:, rank] = self._joint_peak(rank, begin[:, own], end[:, own])
-        return peaks
-
-    def _joint_peak(self, rank: int, begin: NDArray[np.intp], end: NDArray[np.intp]) -> Floats:
-        """The peak of a rank whose stages take these ranges, shape (splits,); each has one version of its weights."""
-        before, behind = np.array([self.outline.kept[s] for s in stages_on(self.outline.placement, rank)]).T
-        crossing = before * self.ranges.activations[begin] + behind * self.ranges.activations[end]
-        lasting = self.ranges.static[begin, end] - self.ranges.gradient[begin, end]
-        always = (lasting + crossing).sum(axis=1)
-        held, left = self.ranges.held[begin, end], self.ranges.held_after_input_grad[begin, end]
-        gradient, workspace = self.ranges.gradient[begin, end], self.ranges.workspace[begin, end]
-        first = np.minimum(self.ranges.first_backward[begin, end] - held, gradient + workspace)
-        running = np.maximum(workspace, first)
-        moments = [
-            held @ np.array(load.forwards)
-            + left @ np.array(load.input_grads)
-            + gradient @ np.array(load.gradients)
-            + (running if load.first else workspace)[:, load.running]
-            for load in self.loads(rank)
-        ]
-        return np.asarray(always + np.max(moments, axis=0))
-
-    def costs(self, positions: NDArray[np.intp]) -> Costs:
-        """The ticks of many splits, positions of shape (splits, parts + 1), as the simulator takes them."""
-        entries = self._entries(positions)
-        cuts = positions[:, self.part_of[:-1] + 1]
-        actions = np.stack([ticks[entries].T for ticks in self.tables.actions], axis=1)
-        transfers = np.zeros((2, self.stages, len(positions)))
-        stage = np.arange(self.stages - 1)
-        transfers[0, 1:] = self.tables.activations[stage, cuts].T
-        transfers[1, :-1] = self.tables.gradients[stage, cuts].T
-        optimizer = self.tables.optimizer[entries].T
-        actions, transfers, optimizer = (
-            np.ascontiguousarray(c.reshape(-1, len(positions))) for c in (actions, transfers, optimizer)
-        )
-        late, wires = late_of(self.hops), wires_of(self.hops)
-        ticks = wires.in_ticks(self.ranges.tick_s) if wires else None
-        return Costs(actions, transfers, optimizer, np.rint(late / self.ranges.tick_s), ticks)
-
-    def least_memory(self) -> Split | None:
-        """The split that exceeds its limits least, by its ``value`` in bytes; None when the pins leave none."""
-        starts, stops, _ = spots(self.ranges.pieces, self.ranges.pieces)
-        where, again = (starts[None], stops[None]), self.recompute == "auto"
-        here = places(self.outline, self.seats, shared=again)
-        found = fit(self.ranges, *where, here, may_recompute=again, smallest=True)
-        limits = np.array([self.seats.limits[rank] for rank in self.outline.placement])[:, None, None]
-        allowed = open_ranges(self.setting, self.ranges, self.outline, self.ranges.pieces)
-        return smallest_maximum(self._by_part(np.where(allowed, found.peak_bytes - limits, np.inf)))
-
-    def little_memory(self) -> tuple[int, ...] | None:
-        """A split with little that is there throughout on any rank; None when the pins leave none."""
-        pieces = self.ranges.pieces
-        starts, stops, _ = spots(pieces, pieces)
-        allowed = open_ranges(self.setting, self.ranges, self.outline, pieces)
-        split = smallest_maximum(self._by_part(np.where(allowed, self.ranges.static[starts, stops], np.inf)))
-        return split.positions if split else None
+        return table[np.sort(np.argsort(self.rough.steps(table), kind="stable")[:most])]
 
     def fits(self) -> bool:
         """Whether any split fits; with several stages on a rank, whether any is found."""
@@ -383,61 +315,28 @@ class Case:
             for case in ((self, replace(self, reach=0)) if self._partial else (self,))
         )
 
+    @property
+    def _solved(self) -> list[tuple[int, ...]]:
+        return self.rough.solved(self.least_ends if self.outline.ways == 1 else None)
+
     def recomputed(self, positions: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """For each stage of a split the layers that recompute."""
-        ends, last = (
-            self.ranges.ends,
-            self.ranges.ends[-1] - 1,
-        )  # the last makes the output and the loss, which run once
+        """For each stage of a split the layers that recompute; never the last, whose output and loss run once."""
+        ends, last = self.ranges.ends, self.ranges.ends[-1] - 1
         bounds = [(ends[positions[part]], ends[positions[part + 1]]) for part in self.outline.part_of]
         if self.recompute != "auto":
             return tuple(tuple(range(a, min(b, last))) if self.recompute == "all" else () for a, b in bounds)
-        begin, end = (np.array(positions)[self.part_of + side, None] for side in (0, 1))
+        begin, end = (np.array(positions)[np.array(self.outline.part_of) + side, None] for side in (0, 1))
         here = places(self.outline, self.seats, shared=True)
-        found = fit(self.ranges, begin, end, here, may_recompute=True, smallest=True)
+        found = fit(self.ranges, begin, end, here, may_recompute=True)
+        if not found.fits.all():
+            found = fit(self.ranges, begin, end, here, may_recompute=True, smallest=True)
         taken = found.taken[:, 0].tolist()
         return tuple(chosen_layers(self.ranges, count, *bound) for count, bound in zip(taken, bounds, strict=True))
-
-    def _solved(self) -> list[tuple[int, ...]]:
-        """The splits with the least longest stage, the least bound, and the least Σ + (m − 1) · max."""
-        work = np.where(self._by_part(~self.tables.allowed), np.inf, self._work)
-        hops = np.zeros_like(work)
-        hops[:-1] = self._hops[: self.parts - 1, :, None]
-        found = [smallest_maximum(work), smallest_step(work, hops, self._repeats)]
-        if self.outline.ways == 1:
-            found.insert(1, smallest_maximum(np.where(self.tables.allowed, self.least_ends, np.inf)))
-        return [split.positions for split in found if split]
-
-    def _by_part(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Of the stages that hold the same part of the model the largest value."""
-        if self.outline.ways == 1:
-            return values
-        return np.asarray(values.reshape(self.outline.ways, self.parts, *values.shape[1:]).max(axis=0))
 
     def baselines(self) -> list[tuple[int, ...]]:
         """The splits of simple rules, by positions; they need not fit."""
         rules = [rule(self.setting.profile, self.parts) for rule in BASELINES.values()]
         return [self.ranges.places(cuts) for cuts in rules if cuts is not None]
-
-    @cached_property
-    def _work(self) -> Floats:
-        """Ticks that a part spends on one micro-batch, on average over its row, a band of as many parts."""
-        work = np.zeros(self.tables.open.shape)
-        for op, ticks in enumerate(self.tables.actions):
-            counts = np.array([row.counts[op] for row in self.outline.rows], np.float64)
-            if counts.any():
-                work += counts[:, None, None] * ticks
-        return self._by_part(work) * (self.outline.ways / self.outline.micro_batches)
-
-    @property
-    def _repeats(self) -> int:
-        """How often the longest stage runs beyond the first micro-batch, in all updates of an asynchronous table."""
-        return self.outline.micro_batches * self.outline.updates - 1
-
-    @property
-    def _hops(self) -> Floats:
-        """Ticks that a micro-batch and its gradient spend on each hop, by the cut; shape (stages − 1, n + 1)."""
-        return self.tables.activations + self.tables.gradients
 
 
 def _key(found: Found) -> tuple[float, float, tuple[int, ...]]:

@@ -9,62 +9,79 @@ recompute; and the way back, to the first stage's optimizer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autopipe.core.cluster import Link
+from autopipe.planning.bounds import ends_behind
 from autopipe.planning.ladder import Counts, Floats
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
-from autopipe.planning.recompute import Place
 from autopipe.planning.seats import Seats
-from autopipe.planning.tables import Setting, band, places, spots
+from autopipe.planning.tables import Setting, band, places, spots, tables
 from autopipe.solvers.chain_dp import suffix_maxima
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """Pipelines of up to so many stages: where these are, and the bound of each depth in seconds, the deepest first."""
+    """Pipelines of up to so many stages: the forwards that come ``ahead`` in each stage of the deepest one, and the
+    bound of each depth in seconds, the deepest first."""
 
-    where: tuple[Place, ...]
+    ahead: tuple[int, ...]
     bounds_s: tuple[float, ...]
 
     @property
     def deepest(self) -> int:
         """The stages of the deepest one."""
-        return len(self.where)
+        return len(self.ahead)
 
-    def bound_s(self, where: Sequence[Place]) -> float:
-        """Seconds that a pipeline with its stages there cannot beat; 0 where it is none of the family."""
-        first = self.deepest - len(where)
-        if (
-            first < 0
-            or _as_first(self.where[first]) != _as_first(where[0])
-            or self.where[first + 1 :] != tuple(where[1:])
-        ):
-            return 0.0
-        return self.bounds_s[first]
-
-
-def _as_first(place: Place) -> Place:
-    """The place if its stage were the first, with nothing before it; that makes no difference to layers from 0 on."""
-    return replace(place, kept=place.kept._replace(before=0))
+    def bound_s(self, ahead: tuple[int, ...]) -> float:
+        """Seconds that a pipeline with so many forwards ahead cannot beat; 0 where it is none of the family."""
+        first = self.deepest - len(ahead)
+        return self.bounds_s[first] if first >= 0 and self.ahead[first:] == ahead else 0.0
 
 
 def family(
     setting: Setting, ranges: Ranges, outline: Outline, seats: Seats, *, reach: int, may_recompute: bool
 ) -> Family:
     """The family of a schedule of whole backwards on equal devices, with stages of at most ``reach`` pieces."""
-    where = places(outline, seats, shared=may_recompute)
     starts, stops, real = spots(ranges.pieces, reach)
-    extra = band(ranges, where, reach, may_recompute).least_extra
+    where = places(outline, seats, shared=may_recompute)
+    extra = band(ranges, where, reach, may_recompute).of(lambda fit: fit.least_extra)
     ways = np.where(real & np.isfinite(extra), _ways(setting, ranges, outline, seats, extra, starts, stops), np.inf)
-    hop = _hop(setting, ranges)
+    return _of(ranges, outline, ways, sum(_hops(setting, ranges)))
+
+
+def sharp_family(
+    setting: Setting, ranges: Ranges, outline: Outline, seats: Seats, *, reach: int, may_recompute: bool
+) -> Family:
+    """The same with all that bounds.least_ends knows of a stage: its round trips, and what its gradients' sums take.
+
+    It takes longer. Links and rings are the fastest that there are, since they differ with the depth.
+    """
+    free = replace(setting, pins={})  # which number stages from the first one
+    costs = tables(free, ranges, outline, seats, reach=reach, may_recompute=may_recompute)
+    links, count = _links(setting), outline.stages
+    forth, back = (
+        np.tile(_transfers(ranges, sizes, links), (count - 1, 1)) for sizes in (ranges.activations, ranges.gradients)
+    )
+    starts, stops, _ = spots(ranges.pieces, reach)
+    sums = np.rint(seats.least_ring_s(ranges.gradient[starts, stops]) / ranges.tick_s)
+    least = np.minimum(costs.optimizer, np.rint(ranges.optimizer[starts, stops] / seats.fastest) + sums)
+    speed, (hop, _) = seats.fastest, _hops(setting, ranges)
+    tail = np.floor((ranges.backward[0, starts] + ranges.optimizer[0, 1]) / speed) - count
+    ends = ends_behind(costs._replace(activations=forth, gradients=back, optimizer=least), outline.rows, tail)
+    ways = ends + np.floor(ranges.forward[0, starts] / speed) - count
+    return _of(ranges, outline, np.where(costs.possible, ways, np.inf), hop)
+
+
+def _of(ranges: Ranges, outline: Outline, ways: Floats, hop: float) -> Family:
+    """The family whose stages have so long ways through them, and add ``hop`` for each stage before."""
     behind = np.arange(outline.stages)[::-1]
     least = suffix_maxima(ways - hop * behind[:, None, None])[:, 0] + hop * behind
-    return Family(tuple(where), tuple((least * ranges.tick_s).tolist()))
+    return Family(outline.ahead, tuple((least * ranges.tick_s).tolist()))
 
 
 def _ways(
@@ -78,9 +95,21 @@ def _ways(
     return np.asarray(own + np.floor((both[0, starts] + last) / speed) - outline.stages)
 
 
-def _hop(setting: Setting, ranges: Ranges) -> float:
-    """The least ticks that a stage adds for each stage before it, besides its layers: there and back."""
-    links = [tier.link for tier in setting.cluster.tiers] + [pair.link for pair in setting.cluster.pairs]
-    sizes = [int(bytes_[1:-1].min()) for bytes_ in (ranges.activations, ranges.gradients) if ranges.pieces > 1]
-    transfers_s = sum(min((link.transfer_s(size) for link in links), default=0.0) for size in sizes)
-    return math.floor(transfers_s / ranges.tick_s) + 2 * round(setting.profile.overhead_s / ranges.tick_s) - 2
+def _links(setting: Setting) -> list[Link]:
+    return [tier.link for tier in setting.cluster.tiers] + [pair.link for pair in setting.cluster.pairs]
+
+
+def _transfers(ranges: Ranges, sizes: Floats, links: Sequence[Link]) -> Floats:
+    """The least ticks over a hop at each cut."""
+    return ranges.transfers(sizes, links).min(axis=0) if links else np.zeros(len(sizes))
+
+
+def _hops(setting: Setting, ranges: Ranges) -> tuple[float, float]:
+    """The least ticks that a stage adds for each stage before it, besides its layers: there, and back."""
+    links, overhead = _links(setting), round(setting.profile.overhead_s / ranges.tick_s)
+    inside = slice(1, -1) if ranges.pieces > 1 else slice(0)
+    there, back = (
+        float(_transfers(ranges, sizes, links)[inside].min(initial=np.inf))
+        for sizes in (ranges.activations, ranges.gradients)
+    )
+    return (there + overhead - 1, back + overhead - 1) if ranges.pieces > 1 else (0.0, 0.0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autopipe.planning.outcome import Outcome, outcome
-from autopipe.planning.space import Space, search
+from autopipe.planning.space import Space, glance, search
 
 _CLOSE = 0.1
 """A plan that is slower by more is not made the best by less jitter."""
@@ -30,7 +30,8 @@ def least_expected(space: Space, best: Outcome) -> Outcome:
 def _close(space: Space, best: Outcome) -> Iterator[Outcome]:
     most_s = best.step_s * (1 + _CLOSE)
     for kind in space.kinds:
-        found = search(space.only(kind=kind), below_s=most_s, first=best.case.large).best
+        part = space.only(kind=kind)
+        found = glance(part, below_s=most_s) if best.case.large else search(part, below_s=most_s).best
         if found is not None:
             rules = found.case.measured(found.case.baselines())
             yield from (outcome(found.case, one.positions) for one in (found.found, *rules) if one.step_s < most_s)

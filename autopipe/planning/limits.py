@@ -8,7 +8,7 @@ from dataclasses import replace
 from autopipe.core.schedule import stages_on
 from autopipe.core.units import many
 from autopipe.planning.outcome import Outcome
-from autopipe.planning.space import SAME, Space, search
+from autopipe.planning.space import SAME, Space, glance, search
 from autopipe.simulate import costs_of
 
 _MATTERS = 0.01
@@ -34,7 +34,7 @@ def _memory(space: Space, chosen: Outcome) -> str | None:
         return None
     setting, enough_s = space.setting, chosen.step_s * (1 - _MATTERS)
     endless = space.under(replace(setting, limits=tuple(_ENDLESS for _ in setting.limits)))
-    free = search(endless, below_s=enough_s, first=chosen.case.large).best
+    free = glance(endless, below_s=enough_s) if chosen.case.large else search(endless, below_s=enough_s).best
     if free is None or free.found.step_s > enough_s:
         return None
     fill = [p / limit for p, limit in zip(chosen.peaks, chosen.case.seats.limits, strict=True)]

@@ -13,7 +13,8 @@ from dataclasses import replace
 from itertools import combinations, islice
 
 from autopipe.core.cluster import Link, Tier
-from autopipe.planning.space import SAME, Answer, Space, search
+from autopipe.planning.remaking import Choice
+from autopipe.planning.space import SAME, Answer, Space, glance, search
 from autopipe.planning.tables import Setting
 
 _ALL = 120
@@ -154,14 +155,14 @@ def _climbed(space: Space, alone: Space, answer: Answer) -> tuple[Space, Answer]
         moved, below_s = _moved(space, other), _step_s(found) * (1 - SAME)
         shorter = _shorter(_narrowed(moved, own), below_s, first=case.large)
         if shorter is not None:
-            best, found, queue = moved, Answer(shorter.best, answer.lower_bound_s), _swapped(setting, other)
+            best, found, queue = moved, Answer(shorter, answer.lower_bound_s), _swapped(setting, other)
     return best, Answer(found.best, min(answer.lower_bound_s, _step_s(found)))
 
 
-def _shorter(space: Space, below_s: float, *, first: bool) -> Answer | None:
-    """The best of a space where that is shorter."""
-    found = search(space, below_s=below_s, first=first)
-    return found if found.best is not None and found.best.found.step_s < below_s else None
+def _shorter(space: Space, below_s: float, *, first: bool) -> Choice | None:
+    """The best of a space where that is shorter, or the ``first`` good one that is."""
+    found = glance(space, below_s=below_s) if first else search(space, below_s=below_s).best
+    return found if found is not None and found.found.step_s < below_s else None
 
 
 def _moved(space: Space, order: Order) -> Space:

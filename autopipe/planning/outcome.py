@@ -36,8 +36,15 @@ class Outcome:
     @cached_property
     def timeline(self) -> Timeline:
         """All that happens in a step."""
-        case, overhead_s = self.case, self.case.setting.profile.overhead_s
-        return simulate(case.schedule, self.costs, case.hops, overhead_s=overhead_s, graph=case.graph)
+        case = self.case
+        return simulate(
+            case.schedule,
+            self.costs,
+            case.hops,
+            overhead_s=case.setting.profile.overhead_s,
+            graph=case.graph,
+            crossing=case.outline.kept,
+        )
 
     @cached_property
     def step_s(self) -> float:

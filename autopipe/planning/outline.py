@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from autopipe.core.in_flight import Kept, in_turn, kept
@@ -101,20 +102,20 @@ class Outline:
     @classmethod
     def in_turn(cls, name: str, micro_batches: int, ahead: Sequence[int]) -> Outline:
         """The outline of a schedule with one stage on a rank that runs F and B in turn; see core.schedule.Kind."""
-        m = micro_batches
-        rows = [
-            Row((m, m, 0, 0), False, 0, -(-m // first), (m - first, m - 1, 0, 0), (m - 1, m - first, 0, 0))
-            for first in ahead
-        ]
-        moments = tuple(
-            (Moment(m, 0, False, True), Moment(m - 1, 0, True, False))
-            if first == m
-            else (Moment(first, 0, True, False),)
-            for first in ahead
-        )
+        rows, moments = zip(*(_turn(first, micro_batches) for first in ahead), strict=True)
         stages, single = tuple(range(len(ahead))), (1,) * len(ahead)
-        crossing = in_turn(ahead, m)
-        return cls(name, len(ahead), m, stages, tuple(rows), moments, stages, crossing, single, ahead=tuple(ahead))
+        crossing = in_turn(ahead, micro_batches)
+        return cls(name, len(ahead), micro_batches, stages, rows, moments, stages, crossing, single, ahead=tuple(ahead))
+
+
+@cache
+def _turn(first: int, micro_batches: int) -> tuple[Row, tuple[Moment, ...]]:
+    """The row and the moments of a stage that runs so many F first, and then B and F in turn."""
+    m = micro_batches
+    row = Row((m, m, 0, 0), False, 0, -(-m // first), (m - first, m - 1, 0, 0), (m - 1, m - first, 0, 0))
+    if first < m:
+        return row, (Moment(first, 0, True, False),)
+    return row, (Moment(m, 0, False, True), Moment(m - 1, 0, True, False))
 
 
 def _rows(schedule: Schedule) -> list[Row]:

@@ -104,6 +104,11 @@ class Ranges:
         return self.forward + np.minimum(self.backward, self.input_grad + self.weight_grad)
 
     @cached_property
+    def least_work(self) -> Floats:
+        """The least work of 1, 2, … pieces together, shape (n,)."""
+        return np.array([np.diagonal(self.work, count).min() for count in range(1, self.pieces + 1)])
+
+    @cached_property
     def way(self) -> Floats:
         """The least ticks from a micro-batch's arrival in each range to the gradient that leaves it."""
         return self.forward + np.minimum(self.backward, self.input_grad)

@@ -6,16 +6,20 @@ order, cheapest seconds for each byte freed first, as many of a range's layers a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopipe.core.in_flight import Kept
 from autopipe.planning.ladder import Counts, Flags, Floats
 from autopipe.planning.ranges import Ranges
+
+_WHOLE = 0.5
+"""Less than a byte: what divisions may be wrong by, and more."""
 
 
 class Moment(NamedTuple):
@@ -60,10 +64,17 @@ class Fit:
         """What it is at one of the places, without that axis."""
         return Fit(*(getattr(self, each.name)[place] for each in fields(self)))
 
-    @classmethod
-    def of(cls, each: Sequence[Fit]) -> Fit:
-        """What it is at several places, from each one."""
-        return cls(*(np.stack([getattr(one, field.name) for one in each]) for field in fields(cls)))
+
+@dataclass(frozen=True)
+class Band:
+    """What ranges of at most ``reach`` pieces need at several places; ``each`` may be of longer ranges, too."""
+
+    each: Sequence[Fit]
+    reach: int
+
+    def of(self, field: Callable[[Fit], NDArray[Any]]) -> NDArray[Any]:
+        """A field of all places, shape (places, pieces + 1, reach)."""
+        return np.stack([field(one)[:, -self.reach :] for one in self.each])
 
 
 def fit(
@@ -88,8 +99,9 @@ def fit(
     taken, extra = np.zeros(fits.shape, dtype=np.int64), np.zeros(fits.shape)
     least = np.where(fits, 0.0, np.inf)
     found = Fit(fits, taken, extra, least, peak)
-    if may_recompute and not fits.all():
-        _climb(_Items.of(needs, ~fits), found, smallest)
+    open_ = ~fits if smallest else ~fits & (needs.always(column) + needs.least(column) <= limit)
+    if may_recompute and open_.any():
+        _climb(_Items.of(needs, open_), found, open_, smallest)
     return found
 
 
@@ -128,6 +140,14 @@ class _Needs:
     def highest(self, column: tuple[int, ...]) -> Floats:
         """Activations, gradients and workspace of every range at every place when they are most."""
         return reduce(np.maximum, (self._at(moment.reshape(4, *column)) for moment in self.moments))
+
+    def least(self, column: tuple[int, ...]) -> Floats:
+        """The same if all layers recomputed, in as little workspace as any needs: if that is too much none fits."""
+        workspace = np.maximum(self.workspace, self.ranges.least_again[self.starts, self.stops])
+        held = self.ranges.least_held[self.starts, self.stops]
+        moments = (moment.reshape(4, *column) for moment in self.moments)
+        least = reduce(np.maximum, (f * held + i * self.left + g * self.gradient for f, i, g, _ in moments))
+        return np.asarray(workspace + least)
 
     def _at(self, moment: Floats) -> Floats:
         forwards, input_grads, gradients, first = moment
@@ -198,7 +218,8 @@ class _Items(NamedTuple):
         Infinite where all layers are not enough. No choice frees what is missing in less than the cheapest layers,
         the last one in part; nor with fewer layers than those that free most, which take as long as the quickest.
         """
-        missing, ranges, where = self._missing(), self.ranges, (self.begin, self.end)
+        ranges, where = self.ranges, (self.begin, self.end)
+        missing = self._missing(np.maximum(self.workspace, self.again))
         rung = ranges.ladder.freeing(missing, *where)
         upper = np.minimum(rung, ranges.ladder.top)
         lower = np.maximum(upper - 1, 0)
@@ -213,9 +234,15 @@ class _Items(NamedTuple):
         never = (rung > ranges.ladder.top) | (quickest > ranges.by_ticks.top)
         return np.where(never, np.inf, np.maximum(cheapest, several)), rung
 
-    def _missing(self) -> Floats:
-        """The bytes of one micro-batch that must go, if recomputing needs as little workspace as any layer's."""
-        rest = self.always + np.maximum(self.workspace, self.again) - self.limit
+    def next(self, rung: Counts) -> Counts:
+        """The first rung above one on which they may fit: with the workspace that it needs, and a higher one, too."""
+        ladder, where = self.ranges.ladder, (self.begin, self.end)
+        workspace = np.maximum(self.workspace, ladder.workspace_in(rung, *where))
+        return np.maximum(ladder.above(rung, *where), ladder.freeing(self._missing(workspace) - _WHOLE, *where))
+
+    def _missing(self, workspace: Floats) -> Floats:
+        """The bytes of one micro-batch that must go, if recomputing needs that workspace at the least."""
+        rest = self.always + workspace - self.limit
         needs = np.full(len(rest), -np.inf)
         for f, i, g, _ in self.moments:
             need = self.held + (rest + i * self.left + g * self.gradient) / np.maximum(f, 1)
@@ -223,14 +250,14 @@ class _Items(NamedTuple):
         return needs
 
 
-def _climb(items: _Items, found: Fit, smallest: bool) -> None:
-    """Let layers recompute where a range does not fit; fills ``found`` in."""
-    ladder, open_ = items.ranges.ladder, ~found.fits
+def _climb(items: _Items, found: Fit, open_: Flags, smallest: bool) -> None:
+    """Let layers recompute in the ``open_`` ranges, which do not fit; fills ``found`` in."""
+    ladder = items.ranges.ladder
     found.least_extra[open_], rung = items.least()
     peak, taken = found.peak_bytes[open_], np.zeros_like(rung)
     fits = np.zeros(len(rung), dtype=bool)
-    none = np.zeros_like(rung)
-    rung = np.where((rung == 0) | smallest, ladder.above(none, items.begin, items.end), rung)
+    first = np.flatnonzero((rung == 0) | smallest)
+    rung[first] = ladder.above(np.zeros_like(first), items.begin[first], items.end[first])
     alive, left = np.arange(len(rung)), items
     while True:
         within = np.flatnonzero(rung <= ladder.top)
@@ -242,6 +269,7 @@ def _climb(items: _Items, found: Fit, smallest: bool) -> None:
         at = alive[better]
         peak[at], taken[at] = need[better], rung[better]
         fits[alive] = need <= left.limit
-        rung = np.where(need <= left.limit, ladder.top + 1, ladder.above(rung, left.begin, left.end))
+        further = ladder.above(rung, left.begin, left.end) if smallest else left.next(rung)
+        rung = np.where(need <= left.limit, ladder.top + 1, further)
     found.extra[open_] = ladder.extra_in(taken, items.begin, items.end)
     found.peak_bytes[open_], found.taken[open_], found.fits[open_] = peak, taken, fits

@@ -13,6 +13,7 @@ from autopipe.core.errors import UsageError
 from autopipe.core.schedule import Kind, Schedule, Shape, StageMemory, StageTimes, stages_on
 from autopipe.core.stage import StageCost
 from autopipe.planning.cases import Case, Found
+from autopipe.planning.nearest import least_memory
 from autopipe.planning.outcome import outcome
 
 _ROUNDS = 3
@@ -63,7 +64,7 @@ def _settled(case: Case, kind: Kind) -> Choice | None:
 
 def _closest(case: Case) -> tuple[int, ...]:
     """The split that comes closest to fitting, () where there is none."""
-    split = case.least_memory()
+    split = least_memory(case)
     return split.positions if split else ()
 
 

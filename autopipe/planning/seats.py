@@ -134,11 +134,17 @@ class Seats:
         The first and the last replica's rank are (replicas − 1) · depth apart, so some link of a ring is of a tier
         that joins as many.
         """
-        span = (self.replicas - 1) * self.depth
+        return 2 * (self.replicas - 1) / self.replicas * size / self._best_rate((self.replicas - 1) * self.depth)
+
+    def least_ring_s(self, sizes: Floats) -> Floats:
+        """Seconds that a rank takes at the least to sum so many bytes, with as many replicas of any depth."""
+        return 2 * (self.replicas - 1) / self.replicas * sizes / self._best_rate(self.replicas - 1)
+
+    def _best_rate(self, span: int) -> float:
+        """The most bytes a second over a link that two ranks so far apart can have."""
         wide = [tier.link for tier in self.cluster.tiers if tier.ranks > span]
         single = [pair.link for pair in self.cluster.pairs]
-        rate = max((link.in_ring.bytes_per_s for link in (*wide, *single)), default=math.inf)
-        return 2 * span / self.depth / self.replicas * size / rate
+        return max((link.in_ring.bytes_per_s for link in (*wide, *single)), default=math.inf)
 
     def hops(self, placement: Sequence[int]) -> tuple[Link | None, ...]:
         """The links between neighbouring stages, None inside a rank."""

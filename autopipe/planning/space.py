@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,13 +13,14 @@ import numpy as np
 from autopipe.core.optimizer import Optimizer
 from autopipe.core.schedule import TWO_WAY, Kind, Schedule, Shape
 from autopipe.core.schedule import kind as named
+from autopipe.planning.any_order import any_order_bound_s
 from autopipe.planning.bounds import quick_bound_s, quick_period_s
 from autopipe.planning.cases import Case
-from autopipe.planning.family import Family, family
+from autopipe.planning.family import Family, family, sharp_family
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.remaking import Choice, settled
-from autopipe.planning.tables import Setting, places
+from autopipe.planning.tables import Setting
 
 SAME = 1e-9
 """Steps that differ by less are equal: well above rounding, far below any measurement."""
@@ -33,6 +34,9 @@ _EFFORT = 500_000
 
 _FAR = 0.02
 """The cuts of a large case are not moved where a good split of it is slower than the best plan by more than this."""
+
+_GLANCES = 3
+"""So many cases are looked at where a good plan is enough."""
 
 _Name = tuple[int, int, int, str, int, str]
 
@@ -83,12 +87,19 @@ class Space:
     _ranges: dict[tuple[int, Optimizer], Ranges] = field(default_factory=dict)
     _cases: dict[_Name, Case] = field(default_factory=dict)
     _quick: dict[_Name, float] = field(default_factory=dict)
-    _families: dict[tuple[int, int, str, str, int], Family] = field(default_factory=dict)
+    _families: dict[tuple[int, int, str, str, int, bool], Family] = field(default_factory=dict)
     _bounds: dict[_Name, float] = field(default_factory=dict)
     _choices: dict[_Name, Choice | None] = field(default_factory=dict)
 
-    def all(self) -> Iterator[Key]:
+    def all(self) -> Sequence[Key]:
         """All cases whose shape the schedule takes."""
+        return self._all
+
+    @cached_property
+    def _all(self) -> tuple[Key, ...]:
+        return tuple(self._made())
+
+    def _made(self) -> Iterator[Key]:
         for shape in self.shapes():
             for kind, number in self._rows(shape.depth):
                 if not self._refusal(shape, kind, number):
@@ -209,9 +220,9 @@ class Space:
         return self._choices[key.name]
 
     def near(self, key: Key) -> Choice | None:
-        """A good split of a key's case: where that is large, without moving cuts and for the order at hand."""
+        """A good split of a key's case, without moving cuts and for the order at hand; the best where that is known."""
         case = self.case(key)
-        if not case.large or key.name in self._choices:
+        if key.name in self._choices or (key.kind.looks_at_times and not case.large):
             return self.choice(key)
         return Choice(case, case.near) if case.near else None
 
@@ -235,34 +246,46 @@ class Space:
             *given, stages_per_rank=ways * key.stages_per_rank, splits=key.kind.ahead is None, ways=ways
         )
 
-    def family_bound_s(self, key: Key) -> float:
+    def family_bound_s(self, key: Key, *, sharp: bool = False) -> float:
         """A bound that knows the memory and needs one table for many cases; the quick one where there is no such."""
         if key.kind.ahead is None or key.stages_per_rank > 1 or not self.setting.equal:
             return self.quick_bound_s(key)
         case = self.case(key)
-        where = places(case.outline, case.seats, shared=case.recompute == "auto")
-        return max(self.quick_bound_s(key), min(self._family(key, case).bound_s(where), case.horizon_s))
+        known = self._family(key, case, sharp).bound_s(case.outline.ahead)
+        return max(self.quick_bound_s(key), min(known, case.horizon_s))
 
-    def _family(self, key: Key, case: Case) -> Family:
+    def _family(self, key: Key, case: Case, sharp: bool) -> Family:
         """The family of a case, with cases of up to twice its depth."""
-        name = (key.replicas, key.micro_batch, key.kind.name, key.recompute, case.reach)
+        name = (key.replicas, key.micro_batch, key.kind.name, key.recompute, case.reach, sharp)
         if name not in self._families or self._families[name].deepest < key.depth:
             most = min(2 * key.depth, case.ranges.pieces, len(self.setting.limits) // key.replicas)
             outline = self._outline(key._replace(depth=most))
             assert outline is not None
-            seats = self.setting.seats(most, key.replicas)
-            self._families[name] = family(
-                self.setting, case.ranges, outline, seats, reach=case.reach, may_recompute=key.recompute == "auto"
+            self._families[name] = (sharp_family if sharp else family)(
+                self.setting,
+                case.ranges,
+                outline,
+                self.setting.seats(most, key.replicas),
+                reach=case.reach,
+                may_recompute=key.recompute == "auto",
             )
         return self._families[name]
 
     def bound_s(self, key: Key) -> float:
         """The bound of a case; of a schedule that looks at times the bound of all orders, since its own changes."""
-        if key.kind.looks_at_times:
-            return self.quick_bound_s(key)
         if key.name not in self._bounds:
-            self._bounds[key.name] = self.case(key).lower_bound_s
+            free = key.kind.looks_at_times
+            self._bounds[key.name] = self._any_order_bound_s(key) if free else self.case(key).lower_bound_s
         return self._bounds[key.name]
+
+    def _any_order_bound_s(self, key: Key) -> float:
+        quick_s = self.quick_bound_s(key)
+        if key.kind.placement == TWO_WAY or quick_s == float("inf"):
+            return quick_s
+        given = self.batches(key), key.replicas
+        ways = key.kind.placements(key.depth, key.stages_per_rank)
+        ranges = self.ranges(key.micro_batch, key.replicas)
+        return max(quick_s, min(any_order_bound_s(self.setting, ranges, way, *given) for way in ways))
 
     def tight(self) -> bool:
         """Whether memory kept any of the cases that were looked at from a split."""
@@ -317,40 +340,59 @@ def numbers(kind: Kind, asked: int | None = None) -> tuple[int, ...]:
     return kind.stages_per_rank or ((1, *SEVERAL) if kind.looks_at_times else SEVERAL)
 
 
-def search(space: Space, *, below_s: float = float("inf"), first: bool = False) -> Answer:
+def search(space: Space, *, below_s: float = float("inf")) -> Answer:
     """The best case and split, cases in the order of their bounds: quick ones first, sharper ones where needed.
 
     A case whose bound is above the best step is not simulated, so the answer is the same as if all were, unless the
-    search ends early: after ``_EFFORT`` actions, or with the ``first`` plan found. Then the bound is that of the
-    cases that are left. Of a large case that is far from the best one no cuts are moved. Cases whose bound is not below
-    ``below_s`` are of no interest.
+    search ends early, after ``_EFFORT`` actions. Then the bound is that of the cases that are left. Of a large case
+    that is far from the best one no cuts are moved. Cases whose bound is not below ``below_s`` are of no interest.
     """
-    queue = [(space.quick_bound_s(key), 0, number, key) for number, key in enumerate(space.all())]
-    heapq.heapify(queue)
+    queue = _queue(space)
     best, least, effort = None, float("inf"), 0
     while queue:
         bound, known, number, key = heapq.heappop(queue)
         if bound >= below_s or bound == float("inf") or (best is not None and not _may_win(bound, key, best)):
             break
-        if known == 0:
-            heapq.heappush(queue, (max(bound, space.family_bound_s(key)), 1, number, key))
-            continue
-        if first and space.glanced(key):
-            if (choice := space.near(key)) is not None:
-                return Answer(choice, bound)
-            continue
-        if known == 1:
-            heapq.heappush(queue, (max(bound, space.bound_s(key)), 2, number, key))
+        if known < 3:
+            sharper = space.bound_s(key) if known == 2 else space.family_bound_s(key, sharp=known == 1)
+            heapq.heappush(queue, (max(bound, sharper), known + 1, number, key))
             continue
         least = min(least, bound)
-        if best is not None and (first or effort > _EFFORT):
+        if best is not None and effort > _EFFORT:
             break
         effort += space.case(key).actions
         if best is not None and space.glanced(key) and _far(space.near(key), best):
             continue
-        if (choice := space.near(key) if first else space.choice(key)) is not None:
+        if (choice := space.choice(key)) is not None:
             best = _better(best, choice)
     return Answer(best, least)
+
+
+def glance(space: Space, *, below_s: float = float("inf")) -> Choice | None:
+    """A good plan of a space: the best of good splits of the first ``_GLANCES`` cases, in the order of their bounds.
+
+    Where only plans that take less than ``below_s`` are of interest, the first of those.
+    """
+    queue = _queue(space)
+    best, left = None, _GLANCES
+    while queue and left:
+        bound, known, number, key = heapq.heappop(queue)
+        if bound >= below_s or bound == float("inf") or (best is not None and not _may_win(bound, key, best)):
+            break
+        if not known:
+            heapq.heappush(queue, (max(bound, space.family_bound_s(key)), 1, number, key))
+        elif (choice := space.near(key)) is not None:
+            best, left = _better(best, choice), left - 1
+            if best.found.step_s < below_s < float("inf"):
+                break
+    return best
+
+
+def _queue(space: Space) -> list[tuple[float, int, int, Key]]:
+    """The cases by their quick bounds, as a heap."""
+    queue = [(space.quick_bound_s(key), 0, number, key) for number, key in enumerate(space.all())]
+    heapq.heapify(queue)
+    return queue
 
 
 def _far(choice: Choice | None, best: Choice) -> bool:

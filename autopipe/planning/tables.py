@@ -15,7 +15,7 @@ from autopipe.core.profile import Profile
 from autopipe.planning.ladder import Counts, Flags, Floats
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
-from autopipe.planning.recompute import Fit, Place, fit
+from autopipe.planning.recompute import Band, Fit, Place, fit
 from autopipe.planning.seats import Devices, Seats
 
 
@@ -104,8 +104,9 @@ def tables(
     speeds = [seats.speeds[rank] for rank in outline.placement]
     hops = seats.hops(outline.placement)
     open_ = open_ranges(setting, ranges, outline, reach)
-    actions = _actions(setting, ranges, shared.extra, speeds, starts, stops)
-    least = np.where(np.isfinite(loose.least_extra), loose.least_extra, 0)
+    actions = _actions(setting, ranges, shared.of(lambda fit: fit.extra), speeds, starts, stops)
+    least_extra, fits = loose.of(lambda fit: fit.least_extra), shared.of(lambda fit: fit.fits)
+    least = np.where(np.isfinite(least_extra), least_extra, 0)
     return Tables(
         actions=actions,
         least=_actions(setting, ranges, least, speeds, starts, stops) if may_recompute else actions,
@@ -113,38 +114,43 @@ def tables(
         activations=ranges.transfers(ranges.activations, hops),
         gradients=ranges.transfers(ranges.gradients, hops),
         open=open_,
-        allowed=open_ & shared.fits,
-        possible=open_ & np.isfinite(loose.least_extra),
-        peak_bytes=shared.peak_bytes,
-        tight=bool((open_ & (~shared.fits | (shared.taken > 0))).any()),
+        allowed=open_ & fits,
+        possible=open_ & np.isfinite(least_extra),
+        peak_bytes=shared.of(lambda fit: fit.peak_bytes),
+        tight=bool((open_ & (~fits | (shared.of(lambda fit: fit.taken) > 0))).any()),
     )
 
 
 def spots(pieces: int, reach: int) -> tuple[Counts, Counts, Flags]:
-    """Where the ranges of a band begin and end, and whether there is such a range; shape (pieces + 1, reach)."""
+    """Where the ranges of a band begin and end, and whether there is such a range, else an empty one.
+
+    Of shape (pieces + 1, reach).
+    """
     stops = np.arange(pieces + 1)[:, None]
     starts = stops - reach + np.arange(reach)
-    return np.maximum(starts, 0), np.broadcast_to(stops, starts.shape), starts >= 0
+    real, stops = starts >= 0, np.broadcast_to(stops, starts.shape)
+    return np.where(real, starts, stops), stops, real
 
 
 def places(outline: Outline, seats: Seats, *, shared: bool) -> list[Place]:
     """Where the stages run. ``shared`` gives each of several stages on a rank an equal part of its memory."""
-    counts = [outline.placement.count(rank) if shared else 1 for rank in range(outline.ranks)]
+    single = not shared or outline.stages == outline.ranks
+    counts = [1 if single else outline.placement.count(rank) for rank in range(outline.ranks)]
     return [
         Place(seats.limits[rank] // counts[rank], outline.moments[stage], outline.kept[stage], outline.copies[stage])
         for stage, rank in enumerate(outline.placement)
     ]
 
 
-def band(ranges: Ranges, where: Sequence[Place], reach: int, may_recompute: bool) -> Fit:
+def band(ranges: Ranges, where: Sequence[Place], reach: int, may_recompute: bool) -> Band:
     """What ranges of at most ``reach`` pieces need at places; kept, since pipelines have many places in common."""
-    kept: dict[Place, Fit] = ranges.fits.setdefault((reach, may_recompute), {})
-    new = [place for place in dict.fromkeys(where) if place not in kept]
+    kept: dict[Place, Fit] = ranges.fits.setdefault(may_recompute, {})
+    new = [place for place in dict.fromkeys(where) if place not in kept or kept[place].fits.shape[1] < reach]
     if new:
         starts, stops, _ = spots(ranges.pieces, reach)
         found = fit(ranges, starts[None], stops[None], new, may_recompute=may_recompute)
         kept.update((place, found.at(number)) for number, place in enumerate(new))
-    return Fit.of([kept[place] for place in where])
+    return Band([kept[place] for place in where], reach)
 
 
 def _actions(

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from autopipe.baselines import BASELINES
 from autopipe.core.plan import Rejected
 from autopipe.core.units import format_bytes, format_percent
+from autopipe.planning.nearest import least_memory, little_memory
 from autopipe.planning.outcome import Outcome, outcome
 from autopipe.planning.remaking import Choice
-from autopipe.planning.space import Answer, Key, Space, search
+from autopipe.planning.space import Answer, Key, Space, glance, search
 
 _MOST = 8
 """So many other depths are all listed; of more only some."""
@@ -79,11 +80,11 @@ def closest(space: Space) -> Outcome | None:
     if sum(key.depth * space.ranges(key.micro_batch).pieces ** 3 for key in keys) > _EXACT:
         return _nearly_closest(space, keys)
     cases = [space.case(key) for key in keys]
-    splits = [(split.value, number) for number, case in enumerate(cases) if (split := case.least_memory())]
+    splits = [(split.value, number) for number, case in enumerate(cases) if (split := least_memory(case))]
     if not splits:
         return None
     case = cases[min(splits)[1]]
-    split = case.least_memory()
+    split = least_memory(case)
     return outcome(case, split.positions) if split else None
 
 
@@ -91,7 +92,7 @@ def _nearly_closest(space: Space, keys: Sequence[Key]) -> Outcome | None:
     """One of the deepest cases, with the smallest micro-batch and the most replicas."""
     deepest = sorted(keys, key=lambda key: (-key.depth, key.micro_batch, -key.replicas, key.name))[:_DEEPEST]
     cases = [space.case(key) for key in deepest]
-    splits = [(case, positions) for case in cases if (positions := case.little_memory())]
+    splits = [(case, positions) for case in cases if (positions := little_memory(case))]
     return min((outcome(*split) for split in splits), key=Outcome.most_over, default=None)
 
 
@@ -108,7 +109,7 @@ def _baselines(chosen: Outcome) -> Iterator[_Way]:
 
 def _best(what: str, space: Space, chosen: Outcome) -> _Way:
     """The best of a part of the space, or what comes closest to fitting."""
-    best = search(space, first=chosen.case.large).best
+    best = glance(space) if chosen.case.large else search(space).best
     other = _outcome(best) if best else closest(space)
     if other is None:
         why = space.refusal() or "pins or layers that must not split their backward forbid it"

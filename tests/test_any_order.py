@@ -1,0 +1,74 @@
+"""The bounds of orders that are not known yet, against random orders of all splits."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autopipe.schedules  # noqa: F401  registers them
+from autopipe.core.cluster import Link
+from autopipe.core.schedule import kind
+from autopipe.core.stage import stage_cost
+from autopipe.planning.any_order import any_order_bound_s
+from autopipe.planning.ranges import Ranges
+from autopipe.planning.shares import shared_bound_s
+from autopipe.planning.tables import Setting
+from autopipe.simulate import simulate
+from autopipe.solvers.brute import splits
+from tests.synthetic import chain, cluster, random_schedule
+from tests.test_planning import random_profile
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+@given(seeds)
+@settings(max_examples=150, deadline=None)
+def test_no_order_of_any_split_beats_the_bound(seed: int) -> None:
+    rng = random.Random(seed)
+    profile = random_profile(rng, rng.randint(2, 7))
+    pieces = len(profile.legal_cuts()) + 1
+    ranks = rng.randint(1, min(pieces, 3))
+    stages, batches = rng.randint(ranks, min(pieces, 3 * ranks)), rng.randint(1, 5)
+    link, speeds = Link(rng.choice([0.0, 0.2]), rng.choice([50.0, 1e9])), [rng.choice([1.0, 2.0]) for _ in range(ranks)]
+    table = random_schedule(rng, ranks=ranks, stages=stages, micro_batches=batches, in_order=rng.random() < 0.5)
+    setting = Setting(profile, cluster(ranks, link=link, speeds=speeds), "adamw", (2**40,) * ranks, {})
+    ranges, seats = Ranges.of(profile, 1, optimizer="adamw"), setting.seats(ranks)
+    bound_s = any_order_bound_s(setting, ranges, table.placement, batches)
+    if not table.splits_backward:
+        bound_s = max(bound_s, shared_bound_s(ranges, seats, table.placement, batches, splits=False))
+    for positions in splits(pieces, stages):
+        ends = [ranges.ends[position] for position in positions]
+        costs = []
+        for rank, (a, b) in zip(table.placement, itertools.pairwise(ends), strict=True):
+            cost = stage_cost(profile, a, b, 1, speed=speeds[rank], optimizer="adamw")
+            apart = [tie for tie in profile.ties if 0 < sum(a <= n < b for n in tie.layers) < len(tie.layers)]
+            costs.append(replace(cost, optimizer_s=cost.optimizer_s + sum(seats.tie_s(tie) for tie in apart)))
+        line = simulate(table, costs, seats.hops(table.placement), overhead_s=profile.overhead_s)
+        assert line.step_s >= bound_s * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_equal_stages_in_a_v_meet_it(ranks: int) -> None:
+    """ZB-V leaves only the way to the last rank's first stage, when F, I and W take the same."""
+    profile = chain([1.0] * 2 * ranks)
+    setting = Setting(profile, cluster(ranks, link=Link(0.0, 1e18)), "sgd", (2**40,) * ranks, {})
+    table = kind("ZB-V").schedule(ranks, 4 * ranks, stages_per_rank=2)
+    costs = [stage_cost(profile, s, s + 1, 1, optimizer="sgd") for s in range(2 * ranks)]
+    step_s = simulate(table, costs, [None] * (2 * ranks - 1)).step_s
+    bound_s = any_order_bound_s(setting, Ranges.of(profile, 1, optimizer="sgd"), table.placement, 4 * ranks)
+    assert step_s * (1 - (ranks - 1) / (24 * ranks)) <= bound_s <= step_s * (1 + 1e-9)
+
+
+def test_a_heavy_head_on_its_own_rank_is_the_bound() -> None:
+    """Three blocks, then a head of six: its rank waits for the first micro-batch, and then works to the end."""
+    profile = chain([1.0, 1.0, 1.0, 6.0])
+    setting = Setting(profile, cluster(2, link=Link(0.5, 1e18)), "sgd", (2**40,) * 2, {})
+    ranges = Ranges.of(profile, 1, optimizer="sgd")
+    assert any_order_bound_s(setting, ranges, (0, 1), 8) == pytest.approx(3 + 0.5 + 8 * 18)
+    more = any_order_bound_s(setting, ranges, (0, 1, 0, 1), 8)  # which the head has beside another layer
+    assert more == pytest.approx(1 + 0.5 + 8 * (18 + 3))
