@@ -14,8 +14,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import multiprocessing
 import os
 import pickle
+import platform
 import signal
 import sys
 import tempfile
@@ -25,8 +27,9 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -86,7 +89,8 @@ def launch(
         failure: BaseException
         try:
             with _quiet_elastic(), _own_signals(), _main_hidden(function, args):
-                results = elastic_launch(_config(ranks), _entry)(function, args, folder, threads, device, os.getpid())
+                config, here = _config(ranks, device), Here.of_this_process()
+                results = elastic_launch(config, _entry)(function, args, folder, threads, device, here)
             return [results[rank] for rank in range(ranks)]
         except ChildFailedError as error:
             failure = _first_error(folder, ranks, error)
@@ -138,7 +142,11 @@ def _quiet_tracker() -> None:
         os.environ.pop("PYTHONWARNINGS") if known is None else os.environ.update(PYTHONWARNINGS=known)
 
 
-def _config(ranks: int) -> LaunchConfig:
+def _config(ranks: int, device: str) -> LaunchConfig:
+    """Ranks are forked from a process that has imported what they need, but where a driver or a system bars that."""
+    forked = device == "cpu" and platform.system() == "Linux"
+    if forked:
+        multiprocessing.set_forkserver_preload([f"{__package__}.preload"])
     return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -148,6 +156,7 @@ def _config(ranks: int) -> LaunchConfig:
         rdzv_endpoint="localhost:0",
         local_addr="localhost",
         max_restarts=0,
+        start_method="forkserver" if forked else "spawn",
         shutdown_timeout=3,
     )
 
@@ -221,21 +230,36 @@ def _needs_main(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
         return True
 
 
-def _entry(
-    function: Callable[..., T], args: tuple[Any, ...], folder: Path, threads: int, device: str, parent: int
-) -> T:
+class Here(NamedTuple):
+    """What a rank takes over from the process that launched it: a forked one has it from its forkserver's start."""
+
+    environment: dict[str, str]
+    messages: Connection
+
+    @classmethod
+    def of_this_process(cls) -> Here:
+        """Its environment and where its messages go. A Connection is what can be handed over of an open file."""
+        return cls(dict(os.environ), Connection(os.dup(2), readable=False))
+
+    def take_over(self) -> None:
+        """Have the same in this process."""
+        os.environ.update(self.environment)
+        os.dup2(self.messages.fileno(), 2)
+
+
+def _entry(function: Callable[..., T], args: tuple[Any, ...], folder: Path, threads: int, device: str, here: Here) -> T:
     """What each process runs: set up, run, and on any error write it down before the process dies of it."""
     global beat
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends all ranks
+    here.take_over()
     os.dup2(2, 1)  # what a model prints must not mix with results on stdout
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     beat = watching.Beat(folder, rank, ranks)
     beat("starting")
     logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)  # prints tables on an error
-    _tell_exits(folder, rank)
     try:
-        with process_group(threads, device):
+        with _told_exits(folder, rank), process_group(threads, device):
             return function(*args)
     except BaseException as error:
         _note_error(folder, rank, error)
@@ -265,16 +289,18 @@ def _single_host() -> bool:
     return os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"] and sys.platform == "linux"
 
 
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     _leave(1)
 
 
 _leave = os._exit
 
 
-def _tell_exits(folder: Path, rank: int) -> None:
+@contextlib.contextmanager
+def _told_exits(folder: Path, rank: int) -> Iterator[None]:
     """Let a model's os._exit be told with its line: it is silent, and with code 0 the launcher would wait for ever."""
     process = os.getpid()
 
@@ -287,6 +313,10 @@ def _tell_exits(folder: Path, rank: int) -> None:
         _leave(status)
 
     os._exit = told
+    try:
+        yield
+    finally:
+        os._exit = _leave
 
 
 def _note_error(folder: Path, rank: int, error: BaseException) -> None:

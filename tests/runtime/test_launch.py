@@ -170,3 +170,16 @@ def test_an_interrupted_or_killed_parent_leaves_no_rank(number: int, code: int, 
         assert _alive(pids) == []
     finally:
         os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+
+
+def _tells() -> str:
+    print(os.environ["TOLD"], file=sys.stderr)
+    return os.environ["TOLD"]
+
+
+@pytest.mark.parametrize("told", ["first", "second"])
+def test_ranks_have_the_environment_and_the_stderr_of_now(told: str, monkeypatch, capfd) -> None:
+    """Though they are forked from a process that was started for the first launch."""
+    monkeypatch.setenv("TOLD", told)
+    assert launch.launch(_tells, (), ranks=1, timeout_s=60) == [told]
+    assert told in capfd.readouterr().err.splitlines()
