@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import nn
 
 from autopipe.runtime import launch
 from autopipe.runtime.batches import share_of
+from autopipe.runtime.capture.restoring import Plain
 from autopipe.runtime.draws import same_draws
 from autopipe.runtime.runner import Runner
 from autopipe.runtime.shares import pieces, shares
@@ -73,14 +74,14 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropo
 
 def compare(runner: Runner, reference: nn.Module, workload: Workload, batch: tuple[Inputs, Any]) -> RankParity:
     """Run both for a few steps and compare this rank's part."""
-    result = RankParity()
+    result, one_process = RankParity(), OneProcess(reference, workload, runner)
     parts = runner.split(*batch)
     for step in range(STEPS):
         launch.beat.phase(f"comparing step {step + 1} of {STEPS} with one process")
         with same_draws(runner.captured) as draws:
             losses = runner.backward(parts)
             launch.beat("the step of one process")
-            expected = reference_step(reference, workload, batch, runner)
+            expected = one_process.step(batch)
         result.drawn |= draws.drawn
         result.losses += [float(torch.stack(losses).detach().double().sum())] if losses else []
         result.reference_losses.append(expected)
@@ -91,41 +92,57 @@ def compare(runner: Runner, reference: nn.Module, workload: Workload, batch: tup
     return result
 
 
-def reference_step(reference: nn.Module, workload: Workload, batch: tuple[Inputs, Any], runner: Runner) -> float:
-    """Gradients of share × loss over the micro-batches of all replicas, accumulated in order; the loss.
+class OneProcess:
+    """A model as it is, which runs the micro-batches of all replicas.
 
-    Each replica begins with the same buffers, and those of replica 0 are kept.
+    Each replica begins a step with the same buffers, and those of replica 0 are kept; so it is with parameters that a
+    forward changes. What a replica leaves in plain attributes only itself finds there again.
     """
-    total = 0.0
-    cuts = pieces(batch_size(batch[0]), runner.micro_batch)
-    counts = dict(zip(cuts, shares(runner.reduction, *batch, cuts), strict=True))
-    before, kept = saved_buffers(reference), None
-    for index in range(runner.replica.count):
-        restore_buffers(reference, before)
-        for cut in share_of(cuts, index, runner.replica.count):
-            inputs, target = rows(batch, *cut)
-            output = call(reference, inputs)
-            if counts[cut]:
-                loss = workload.loss(output, target) * counts[cut]
-                forward = saved_buffers(reference)
-                loss.backward()
-                restore_buffers(reference, forward)  # what a checkpoint repeats changes them again, a stage does not
-                total += float(loss.detach())
-        kept = kept or saved_buffers(reference)
-    restore_buffers(reference, kept or before)
-    return total
+
+    def __init__(self, model: nn.Module, workload: Workload, runner: Runner) -> None:
+        self._model, self._workload, self._runner = model, workload, runner
+        self._changed = runner.captured.changed_state()
+        self._plain = [Plain.of(model)] * runner.replica.count
+
+    def step(self, batch: tuple[Inputs, Any]) -> float:
+        """Gradients of share × loss over the micro-batches of all replicas, accumulated in order; the loss."""
+        model, count = self._model, len(self._plain)
+        cuts = pieces(batch_size(batch[0]), self._runner.micro_batch)
+        counts = dict(zip(cuts, shares(self._runner.reduction, *batch, cuts), strict=True))
+        total, before, kept = 0.0, saved_state(model, self._changed), None
+        for index in range(count):
+            restore_state(model, before)
+            self._plain[index].put_back()
+            total += sum(self._micro_batch(batch, cut, counts[cut]) for cut in share_of(cuts, index, count))
+            self._plain[index] = Plain.of(model)
+            kept = kept or saved_state(model, self._changed)
+        restore_state(model, kept or before)
+        return total
+
+    def _micro_batch(self, batch: tuple[Inputs, Any], cut: tuple[int, int], share: float) -> float:
+        inputs, target = rows(batch, *cut)
+        output = call(self._model, inputs)
+        if not share:
+            return 0.0
+        loss = self._workload.loss(output, target) * share
+        forward = saved_state(self._model)
+        loss.backward()
+        restore_state(self._model, forward)  # what a checkpoint repeats changes them again, a stage does not
+        return float(loss.detach())
 
 
-def saved_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of a model's buffers."""
-    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+def saved_state(model: nn.Module, parameters: Collection[str] = ()) -> dict[str, torch.Tensor]:
+    """Copies of a model's buffers, and of the parameters that are named."""
+    changing = ((name, parameter) for name, parameter in model.named_parameters() if name in parameters)
+    return {name: tensor.detach().clone() for name, tensor in (*model.named_buffers(), *changing)}
 
 
 @torch.no_grad()
-def restore_buffers(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
+def restore_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     """Put them back."""
-    for name, buffer in model.named_buffers():
-        buffer.copy_(state[name])
+    for name, tensor in (*model.named_buffers(), *model.named_parameters()):
+        if name in state:
+            tensor.copy_(state[name])
 
 
 def _compare_gradients(runner: Runner, reference: nn.Module, result: RankParity) -> None:

@@ -22,8 +22,8 @@ from autopipe.runtime.parity import (
     dense,
     difference,
     largest,
-    restore_buffers,
-    saved_buffers,
+    restore_state,
+    saved_state,
     without_dropout,
 )
 from autopipe.runtime.shares import candidates, pieces, shares
@@ -45,14 +45,14 @@ def find_reduction(workload: Workload, dtype: str) -> tuple[Reduction, str | Non
     """
     model = without_dropout(workload.model)
     inputs, target = batch = workload.batch(2 * ROWS)
-    state = saved_buffers(model)
+    state = saved_state(model)
     try:
         whole = _gradients(model, workload, batch)
     except (*_NO_MEMORY, ModelError) as error:
         if not isinstance(error.__cause__ if isinstance(error, ModelError) else error, _NO_MEMORY):
             raise
         return MEAN, f"a batch of {2 * ROWS} does not fit: whether micro-batches change the gradients was not looked at"
-    restore_buffers(model, state)
+    restore_state(model, state)
     cuts = pieces(2 * ROWS, ROWS)
     parts = [_gradients(model, workload, rows(batch, start, stop)) for start, stop in cuts]
     tolerance = 10 * TOLERANCE.get(getattr(torch, dtype), 2e-2)
@@ -61,7 +61,7 @@ def find_reduction(workload: Workload, dtype: str) -> tuple[Reduction, str | Non
         off.append(_largest(_sum(parts, shares(reduction, inputs, target, cuts)), whole))
         if off[-1] <= tolerance:
             return reduction, _told(reduction)
-    restore_buffers(model, state)
+    restore_state(model, state)
     again = _gradients(model, workload, batch, seed=1)
     cause = _cause(model, drawn=_largest(again, whole) > tolerance)
     return MEAN, f"gradients of micro-batches differ from the whole batch's by {format_percent(off[0])}: {cause}"

@@ -4,7 +4,7 @@ Process ``replica × depth + rank`` is rank ``rank`` of pipeline ``replica``. Ev
 batch; then the gradients of each parameter are summed over all processes that hold it: those of the same rank in the
 other replicas, and those of other ranks that hold a tied parameter. Shares of the whole batch make the sum the batch's
 gradient (runtime/shares.py). Buffers that a forward changes are those of replica 0 afterwards, as in torch's
-DistributedDataParallel.
+DistributedDataParallel, and so are parameters that it changes, which that leaves as they are.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class GradientSums:
                 sum_gradients(parameters, self._groups[ranks])
 
 
-def same_buffers(replica: Replica, buffers: Iterable[torch.Tensor]) -> None:
-    """Give every replica the buffers of replica 0; nothing where there is one."""
-    for buffer in buffers if replica.peers is not None else ():
-        dist.broadcast(buffer, replica.rank, group=replica.peers)
+def same_state(replica: Replica, changed: Iterable[torch.Tensor]) -> None:
+    """Give every replica what replica 0 has; nothing where there is one."""
+    for tensor in changed if replica.peers is not None else ():
+        dist.broadcast(tensor, replica.rank, group=replica.peers)

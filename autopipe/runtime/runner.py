@@ -22,7 +22,7 @@ from autopipe.runtime.own.executor import Executor
 from autopipe.runtime.own.runtime import OwnRuntime
 from autopipe.runtime.piecewise import planned_optimizer
 from autopipe.runtime.recorder import Recorder
-from autopipe.runtime.replicas import GradientSums, Replica, same_buffers
+from autopipe.runtime.replicas import GradientSums, Replica, same_state
 from autopipe.runtime.shared import holders
 from autopipe.runtime.stages import StageModule, build_stages
 from autopipe.runtime.torch_ir import TorchRuntime
@@ -178,7 +178,7 @@ class Runner:
         ]
         if self._sums is not None:
             self._sums.run()
-            same_buffers(self.replica, changed_buffers(self.captured, self.modules))
+            same_state(self.replica, changed_state(self.captured, self.modules))
         return losses
 
     def outputs(self, parts: Sequence[Part]) -> list[Output]:
@@ -231,7 +231,8 @@ def holders_of(
     return {p: holders(captured, schedule, cuts, name) for name, p in held.items() if p.requires_grad}
 
 
-def changed_buffers(captured: Captured, modules: Sequence[StageModule]) -> list[torch.Tensor]:
-    """This rank's buffers that a forward may change, in one order on all replicas."""
-    names = captured.changed_buffers()
-    return [b for module in modules for name, b in module.named_buffers() if name in names]
+def changed_state(captured: Captured, modules: Sequence[StageModule]) -> list[torch.Tensor]:
+    """This rank's buffers and parameters that a forward may change, in one order on all replicas."""
+    names = captured.changed_state()
+    held = ((name, t) for module in modules for name, t in (*module.named_buffers(), *module.named_parameters()))
+    return [tensor.detach() for name, tensor in held if name in names]

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.capture.restoring import same_attributes
 from autopipe.runtime.draws import same_draws
-from autopipe.runtime.parity import dense, difference, restore_buffers, saved_buffers
+from autopipe.runtime.parity import dense, difference, restore_state, saved_state
 from autopipe.runtime.stages import StageModule, build_stages
 from tests.models import Case
 
@@ -62,9 +62,9 @@ def eager(case: Case, model: nn.Module, batches: Sequence[Any]) -> list[float]:
     losses = []
     for inputs, target in batches:
         loss = case.loss_fn(call(model, inputs), target) / len(batches)
-        forward = saved_buffers(model)
+        forward = saved_state(model)
         loss.backward()
-        restore_buffers(model, forward)  # a checkpoint that repeats a norm changes them again
+        restore_state(model, forward)  # a checkpoint that repeats a norm changes them again
         losses.append(loss.item())
     return losses
 

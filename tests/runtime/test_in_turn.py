@@ -118,7 +118,7 @@ def test_calls_that_share_what_is_left_behind_are_not_parted(cell: type[nn.Modul
 def test_buffers_that_a_module_kept_whole_changes_are_told_apart() -> None:
     captured = capture(nn.Sequential(nn.Linear(8, 8), Looking()), vector_batch(4)[0])
     names = {"average", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
-    assert captured.changed_buffers() == {f"1.{name}" for name in names}
+    assert captured.changed_state() == {f"1.{name}" for name in names}
 
 
 class Clipped(nn.Module):

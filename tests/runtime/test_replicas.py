@@ -20,9 +20,9 @@ from tests.runtime.planned import plan_of, zoo_file
 from tests.runtime.ranks import Ranks
 
 
-@pytest.mark.parametrize("name", ["gpt2", "resnet", "uneven_tokens", "summed"])
+@pytest.mark.parametrize("name", ["gpt2", "resnet", "uneven_tokens", "summed", "byol", "hidden_state"])
 def test_replicas_have_the_losses_and_gradients_of_one_process(ranks: Ranks, tmp_path: Path, name: str) -> None:
-    """Ties between ranks, buffers that change, a mean over unequal counts, a sum."""
+    """Ties between ranks, buffers and parameters that change, a mean over unequal counts, a sum, plain attributes."""
     path = zoo_file(tmp_path, name)
     plan = plan_of(path, 2, "1F1B", replicas=2)
     parts = ranks.run(check_rank, plan, ModelFile(str(path)), "cpu", ranks=4)

@@ -87,8 +87,8 @@ class Captured:
         """The calls of modules that are kept whole in layers ``start`` to ``stop`` (excluded)."""
         return [call for node, n in self.layout.layer.items() if start <= n < stop for call in calls_in(node)]
 
-    def changed_buffers(self) -> set[str]:
-        """The names of the buffers that a forward may change: by an operation, or in a module that is kept whole."""
+    def changed_state(self) -> set[str]:
+        """The names of the buffers and parameters that a forward may change: by an operation, or in a whole module."""
         changed = {
             state.name for node, state in self.program.state.items() if storages(node) & set(self.layout.changed)
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,25 +44,43 @@ def undisturbed(model: nn.Module, tensors: Sequence[torch.Tensor]) -> Iterator[l
             owner._buffers[name] = buffer
 
 
+@dataclass(frozen=True)
+class Plain:
+    """What modules hold in plain attributes, in collections and as hooks, at one moment."""
+
+    attributes: list[tuple[nn.Module, dict[str, Any]]]
+    contents: list[tuple[list[Any] | dict[Any, Any] | set[Any], Any]]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Plain:
+        """What the model's modules hold now."""
+        attributes = [(module, dict(vars(module))) for module in model.modules()]
+        contents = [
+            (value, copy.copy(value))
+            for _, known in attributes
+            for name, value in known.items()
+            if isinstance(value, list | dict | set) and name not in ("_parameters", "_buffers", "_modules")
+        ]
+        return cls(attributes, contents)
+
+    def put_back(self) -> None:
+        """Let the modules hold that again."""
+        for module, known in self.attributes:
+            module.__dict__.clear()
+            module.__dict__.update(known)
+        for value, content in self.contents:
+            value.clear()
+            value.extend(content) if isinstance(value, list) else value.update(content)
+
+
 @contextlib.contextmanager
 def same_attributes(model: nn.Module) -> Iterator[None]:
     """Put back what a forward sets on its modules: plain attributes, the content of collections, hooks."""
-    attributes = [(module, dict(vars(module))) for module in model.modules()]
-    contents = [
-        (value, copy.copy(value))
-        for _, known in attributes
-        for name, value in known.items()
-        if isinstance(value, list | dict | set) and name not in ("_parameters", "_buffers", "_modules")
-    ]
+    before = Plain.of(model)
     try:
         yield
     finally:
-        for module, known in attributes:
-            module.__dict__.clear()
-            module.__dict__.update(known)
-        for value, content in contents:
-            value.clear()
-            value.extend(content) if isinstance(value, list) else value.update(content)
+        before.put_back()
 
 
 @contextlib.contextmanager
