@@ -4,9 +4,9 @@
 
 A draw takes a model of tests/models.py, ranks, a table (a named schedule, or any valid order of whole and split
 backwards with stages anywhere), legal cuts, layers that recompute and a number of micro-batches. Two training steps are
-compared with one process by losses, every gradient and every buffer, as autopipe check does. Prints every wrong draw,
-and their number. ``--emulated`` runs the same stages by the same tables in one process, without the ranks' messages:
-a tenth of the processor time.
+compared with one process by losses, every gradient and every buffer, as autopipe check does. Prints every wrong
+draw, and their number after each model and at the end. ``--emulated`` runs the same stages by the same tables in one
+process, without the ranks' messages: a tenth of the processor time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -77,7 +78,30 @@ def table(rng: random.Random, ranks: int, most: int, *, in_turn: bool) -> Schedu
 
 def draws(names: list[str], ranks: int, count: int, *, emulated: bool) -> list[Draw]:
     """So many draws of each model: on each rank, or of all ranks in one process."""
-    return [draw for name in names for draw in of_model(name, ranks, count, emulated=emulated)]
+    found: list[Draw] = []
+    wrong = 0
+    for name in names:
+        of_this = of_model(name, ranks, count, emulated=emulated)
+        bad = any_rank([not draw.right for draw in of_this], emulated=emulated)
+        found, wrong = found + of_this, wrong + sum(bad)
+        what = "".join(f"; wrong: {draw.what}" for draw, is_bad in zip(of_this, bad, strict=True) if is_bad)
+        say(f"{len(found)} draws on {ranks} ranks, {wrong} wrong, the last ones of {name}{what}", emulated=emulated)
+    return found
+
+
+def any_rank(flags: list[bool], *, emulated: bool) -> list[bool]:
+    """For each flag whether it is set on any rank."""
+    if emulated or not flags:
+        return flags
+    votes = torch.tensor(flags, dtype=torch.int32)
+    dist.all_reduce(votes, dist.ReduceOp.MAX)
+    return [bool(vote) for vote in votes.tolist()]
+
+
+def say(text: str, *, emulated: bool) -> None:
+    """Tell how far it is, at once: a run that is broken off has counted until there."""
+    if emulated or dist.get_rank() == 0:
+        print(text, file=sys.stderr, flush=True)
 
 
 def of_model(name: str, ranks: int, count: int, *, emulated: bool) -> list[Draw]:
@@ -89,7 +113,7 @@ def of_model(name: str, ranks: int, count: int, *, emulated: bool) -> list[Draw]
         return []
     rng, found = random.Random(f"{name} {ranks}"), []
     for number in range(count):
-        launch.beat.phase(f"{name}, draw {number + 1} of {count} on {ranks} ranks")
+        launch.beat.phase(f"draw {number + 1} of {count} of {name} on {ranks} ranks")
         in_turn = bool(pair.captured.carried(0, len(layers)))
         chosen = table(rng, ranks, min(MOST_STAGES, len(legal) + 1), in_turn=in_turn)
         cuts = sorted(rng.sample(legal, chosen.stages - 1))
@@ -148,11 +172,6 @@ def differing(model: torch.nn.Module, reference: torch.nn.Module) -> list[tuple[
     ]
 
 
-def tell(text: str) -> None:
-    """Say on stderr how far it is."""
-    print(text, file=sys.stderr)
-
-
 def main() -> None:
     """Print wrong draws and the count."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -166,13 +185,16 @@ def main() -> None:
     wrong, schedules = 0, Counter[str]()
     for ranks in numbers:
         run = functools.partial(draws, names, ranks, each, emulated=options.emulated)
-        parts = [run()] if options.emulated else launch.launch(run, (), ranks=ranks, timeout_s=600.0, progress=tell)
+        parts = [run()] if options.emulated else launch.launch(run, (), ranks=ranks, timeout_s=600.0)
         for same in zip(*parts, strict=True):
             schedules[same[0].what.split(" ")[1]] += 1
             bad = [draw for draw in same if not draw.right]
             wrong += bool(bad)
             for draw in bad:
-                print(f"wrong  {draw.what}: losses {draw.losses:.1e}, gradients {draw.gradients:.1e} in {draw.worst}")
+                print(
+                    f"wrong  {draw.what}: losses {draw.losses:.1e}, gradients {draw.gradients:.1e} in {draw.worst}",
+                    flush=True,
+                )
     where = "emulated ranks" if options.emulated else "ranks"
     print(f"{schedules.total()} random cuts under {len(schedules)} schedules on {options.ranks} {where}: {wrong} wrong")
     print(", ".join(f"{name} {number}" for name, number in schedules.most_common()))
