@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import autopipe.schedules  # noqa: F401  (registers them)
 from autopipe.core.profile import Profile
 from autopipe.core.schedule import Schedule, kind
-from autopipe.core.stage import stage_cost
+from autopipe.core.stage import shared_ties, stage_cost
 from autopipe.core.units import format_bytes, format_percent
 from autopipe.runtime import launch
 from autopipe.runtime.capture import Captured, capture
@@ -87,9 +88,16 @@ def _row(
     recompute: tuple[int, ...],
 ) -> Row:
     cuts = cuts_of(profile, table.stages)
-    bounds = [0, *cuts, len(profile.layers)]
+    bounds = list(pairwise([0, *cuts, len(profile.layers)]))
     costs = [
-        stage_cost(profile, bounds[s], bounds[s + 1], micro_batch, recompute=recompute) for s in range(table.stages)
+        stage_cost(
+            profile,
+            *layers,
+            micro_batch,
+            recompute=recompute,
+            shared=shared_ties(profile, bounds, table.placement, stage),
+        )
+        for stage, layers in enumerate(bounds)
     ]
     predicted = simulate(table, costs, [None] * (table.stages - 1)).peak_bytes
     device = own_device("cpu")

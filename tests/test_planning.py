@@ -16,7 +16,7 @@ import autopipe.schedules  # noqa: F401  registers them
 from autopipe.core.cluster import Cluster, Device, Link, Pair, Tier
 from autopipe.core.profile import Profile, Tie
 from autopipe.core.schedule import Shape, kind, kinds
-from autopipe.core.stage import StageCost, stage_cost
+from autopipe.core.stage import StageCost, shared_ties, stage_cost
 from autopipe.core.timeline import Timeline
 from autopipe.loads import peak_loads
 from autopipe.planning.bounds import quick_bound_s
@@ -149,12 +149,25 @@ def test_nothing_beats_the_bounds(seed: int, part: float) -> None:
 
 def simulated(case: Case, positions: tuple[int, ...], again: tuple[int, ...]) -> Timeline:
     profile, ends = case.setting.profile, case.ranges.ends
+    placement = case.schedule.placement
+    bounds = [(ends[a], ends[b]) for a, b in itertools.pairwise(positions)]
     costs: list[StageCost] = []
-    for stage, (a, b) in enumerate(itertools.pairwise(positions)):
-        speed = case.seats.speeds[case.schedule.placement[stage]]
-        cost = stage_cost(profile, ends[a], ends[b], 1, speed=speed, optimizer="adamw", recompute=again)
-        split = [tie for tie in profile.ties if 0 < sum(ends[a] <= n < ends[b] for n in tie.layers) < len(tie.layers)]
-        sums_s = sum(case.seats.tie_s(tie) for tie in split)
+    for stage, layers in enumerate(bounds):
+        shared = shared_ties(profile, bounds, placement, stage)
+        cost = stage_cost(
+            profile,
+            *layers,
+            1,
+            speed=case.seats.speeds[placement[stage]],
+            optimizer="adamw",
+            recompute=again,
+            shared=shared,
+        )
+        ranks = {
+            tie: {rank for rank, held in zip(placement, bounds, strict=True) if tie.read_in(*held)}
+            for tie in profile.ties
+        }
+        sums_s = sum(case.seats.tie_s(t) for t in ranks if t.read_in(*layers) and t not in shared and len(ranks[t]) > 1)
         costs.append(replace(cost, optimizer_s=cost.optimizer_s + sums_s))
     return simulate(case.schedule, costs, case.hops, overhead_s=profile.overhead_s)
 

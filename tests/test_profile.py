@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autopipe.core.errors import UsageError
 from autopipe.core.profile import CostTable, Edge, Layer, Profile, Tie, content_digest
-from autopipe.core.stage import stage_cost, tied_optimizer_s
+from autopipe.core.stage import shared_ties, stage_cost, tied_optimizer_s
 from tests.samples import MIB, profile
 
 
@@ -96,6 +96,26 @@ def test_two_stages_cost_what_one_does_but_for_the_boundary(cut, micro_batch):
     assert first.send_bytes == second.receive_bytes == made.edges[cut].bytes(micro_batch)
     assert first.receive_grad_bytes == second.send_grad_bytes == first.send_bytes
     assert (whole.receive_bytes, whole.send_bytes) == (0, 0)
+
+
+def test_a_rank_holds_a_tied_parameter_once():
+    """In a V the first and the last stage are on one rank; the last one's backward makes the gradient."""
+    made, bounds = profile(), [(0, 1), (1, 3), (3, 5), (5, 6)]
+    assert [shared_ties(made, bounds, (0, 1, 1, 0), stage) for stage in range(4)] == [made.ties, (), (), ()]
+    assert not any(shared_ties(made, bounds, (0, 1, 2, 3), stage) for stage in range(4))
+    alone, once = stage_cost(made, 0, 1, 2), stage_cost(made, 0, 1, 2, shared=made.ties)
+    assert alone.static_bytes - once.static_bytes == 4 * 2 * MIB  # weight, gradient, and the two of AdamW
+    assert (once.parameter_bytes, once.shared_bytes, once.gradient_bytes) == (2 * MIB, 2 * MIB, 0)
+    assert alone.optimizer_s - once.optimizer_s == pytest.approx(tied_optimizer_s(made.at(2), made, made.ties[0]))
+
+
+def test_a_frozen_tied_parameter_has_no_gradient():
+    made = profile()
+    layers = tuple(replace(layer, trainable_bytes=0) if n in (0, 5) else layer for n, layer in enumerate(made.layers))
+    made = replace(made, layers=layers, ties=(replace(made.ties[0], trained=False),))
+    whole = stage_cost(made, 0, 6, 2)
+    assert whole.parameter_bytes == (2 + 4 * 3) * MIB
+    assert whole.gradient_bytes == 4 * 3 * MIB
 
 
 def test_a_recomputed_layer_keeps_its_input_and_runs_its_forward_twice():

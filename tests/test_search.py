@@ -465,6 +465,10 @@ def test_a_tied_parameter_is_summed_over_its_stages() -> None:
     assert [(t.name, t.stages, t.bytes) for t in made.ties] == [("embedding", (0, 1), 8000)]
     # a ring of two: 2 messages of half the bytes
     assert [stage.costs.optimizer_s for stage in made.stages] == [2 * (1 + 4000 / 1000)] * 2
+    v = plan(profile, cluster(2, link=link), global_batch=4, depths=[2], micro_batches=[1], schedules=["ZB-V"])
+    assert [stage.rank for stage in v.stages] == [0, 1, 1, 0]
+    assert [stage.costs.optimizer_s for stage in v.stages] == [0, 0, 0, 0]  # one rank holds it: there is nothing to sum
+    assert [stage.costs.shared_bytes for stage in v.stages] == [8000, 0, 0, 0]
     alone = plan(profile, cluster(2, link=link), global_batch=4, depths=[1], micro_batches=[1])
     assert (alone.ties, alone.stages[0].costs.optimizer_s) == ((), 0)
 

@@ -95,11 +95,16 @@ def _size(dim: int | str, micro_batch: int) -> int:
 
 @dataclass(frozen=True)
 class Tie:
-    """A parameter that several layers read: kept once on a rank, its gradients summed over ranks."""
+    """A parameter that several layers read: kept once on a rank, its gradients summed over ranks if it is trained."""
 
     name: str
     layers: tuple[int, ...]
     bytes: int
+    trained: bool = True
+
+    def read_in(self, start: int, stop: int) -> int:
+        """How many of the layers ``start`` to ``stop`` (excluded) read it."""
+        return sum(start <= layer < stop for layer in self.layers)
 
 
 @dataclass(frozen=True)
@@ -206,6 +211,11 @@ class Profile:
     def micro_batches(self) -> tuple[int, ...]:
         """The micro-batch sizes that were measured, ascending."""
         return tuple(sorted(table.micro_batch for table in self.costs))
+
+    @property
+    def trained_ties(self) -> tuple[Tie, ...]:
+        """The ties that have gradients."""
+        return tuple(tie for tie in self.ties if tie.trained)
 
     def at(self, micro_batch: int) -> tuple[LayerCost, ...]:
         """The layers' costs at a micro-batch size. Raises UsageError when it was not measured."""

@@ -24,6 +24,8 @@ class StageCost:
     come to in a step's first whole backward, which frees activations layer by layer while it makes gradients.
     ``reduce_s`` is the time that its replicas need together after its rank's last action: to average its parameters'
     gradients, and where they share out the optimizer's state to hand the parameters round.
+    ``shared_bytes`` are of parameters that a later stage of its rank holds too: all that comes of them, gradients and
+    optimizer included, is counted there.
     """
 
     forward_s: float
@@ -44,6 +46,7 @@ class StageCost:
     send_grad_bytes: int = 0
     first_backward_bytes: int = 0
     reduce_s: float = 0.0
+    shared_bytes: int = 0
 
     @property
     def times(self) -> StageTimes:
@@ -67,7 +70,7 @@ class StageCost:
     @property
     def lasting_bytes(self) -> int:
         """Parameters, optimizer state and buffers: there from the first step to the last."""
-        return self.parameter_bytes + self.optimizer_bytes + self.buffer_bytes
+        return self.parameter_bytes - self.shared_bytes + self.optimizer_bytes + self.buffer_bytes
 
     @property
     def static_bytes(self) -> int:
@@ -119,6 +122,11 @@ def tied_optimizer_s(costs: Sequence[LayerCost], profile: Profile, tie: Tie) -> 
     return min(costs[n].optimizer_s * tie.bytes / max(profile.layers[n].gradient_bytes, 1) for n in tie.layers)
 
 
+def tied_state_bytes(update: Optimizer, profile: Profile, tie: Tie) -> int:
+    """What the optimizer keeps for a tied parameter on a rank that holds it; nothing for a frozen one."""
+    return update.state_bytes(profile.layers[tie.layers[0]], tie.bytes) if tie.trained else 0
+
+
 def first_backward_bytes(costs: Sequence[LayerCost], gradients: Sequence[int]) -> int:
     """What StageCost.first_backward_bytes is: layer by layer from the last, what is held before, and made behind."""
     held, made, most = sum(cost.held_after_forward_bytes for cost in costs), 0, 0
@@ -126,6 +134,20 @@ def first_backward_bytes(costs: Sequence[LayerCost], gradients: Sequence[int]) -
         most = max(most, held + made + cost.workspace_bytes)
         held, made = held - cost.held_after_forward_bytes, made + gradient
     return most
+
+
+def shared_ties(
+    profile: Profile, bounds: Sequence[tuple[int, int]], placement: Sequence[int], stage: int
+) -> tuple[Tie, ...]:
+    """The tied parameters that a stage and a later stage of its rank both read: the rank holds them once.
+
+    They are counted with the later one, whose backward comes first and makes their gradient. ``bounds`` are the layers
+    of all stages, ``placement`` their ranks.
+    """
+    later = [bounds[other] for other in range(stage + 1, len(bounds)) if placement[other] == placement[stage]]
+    return tuple(
+        tie for tie in profile.ties if tie.read_in(*bounds[stage]) and any(tie.read_in(*other) for other in later)
+    )
 
 
 def stage_cost(
@@ -137,11 +159,12 @@ def stage_cost(
     speed: float = 1.0,
     optimizer: str | Optimizer | None = None,
     recompute: Collection[int] = (),
+    shared: Collection[Tie] = (),
 ) -> StageCost:
     """The cost of layers ``start`` to ``stop`` (excluded) on a device ``speed`` times the profiled one.
 
     ``recompute`` names the layers whose activations are not kept. A parameter that several of the layers read
-    is counted once.
+    is counted once; ``shared`` are those that are counted with a later stage of the rank (see ``shared_ties``).
     """
     layers, update = profile.layers[start:stop], optimizer_of(optimizer or profile.optimizer)
     whole = update.priced(profile.layers, profile.at(micro_batch))
@@ -149,14 +172,14 @@ def stage_cost(
         recomputed(profile, i, cost, micro_batch) if i in recompute else cost
         for i, cost in enumerate(whole[start:stop], start)
     ]
-    again = [(tie, max(0, sum(start <= n < stop for n in tie.layers) - 1)) for tie in profile.ties]
-    twice = sum(tie.bytes * often for tie, often in again)
+    again = {tie: max(0, tie.read_in(start, stop) - 1) for tie in profile.ties}
+    more = {tie: often + (tie in shared) for tie, often in again.items() if tie.trained}  # gradient and optimizer
     optimizer_s = sum(cost.optimizer_s for cost in costs)
-    optimizer_s -= sum(tied_optimizer_s(whole, profile, tie) * often for tie, often in again)
+    optimizer_s -= sum(tied_optimizer_s(whole, profile, tie) * often for tie, often in more.items())
     state = sum(map(update.state_bytes, layers))
-    state -= sum(update.state_bytes(profile.layers[tie.layers[0]], tie.bytes) * often for tie, often in again)
-    parameters = sum(layer.parameter_bytes for layer in layers) - twice
-    gradients = sum(layer.gradient_bytes for layer in layers) - twice
+    state -= sum(tied_state_bytes(update, profile, tie) * often for tie, often in more.items())
+    parameters = sum(layer.parameter_bytes for layer in layers) - sum(t.bytes * often for t, often in again.items())
+    gradients = sum(layer.gradient_bytes for layer in layers) - sum(t.bytes * often for t, often in more.items())
     incoming = profile.crossing(start) if start else ()
     outgoing = profile.crossing(stop) if stop < len(profile.layers) else ()
     held = sum(cost.held_after_forward_bytes for cost in costs)
@@ -180,4 +203,5 @@ def stage_cost(
         receive_grad_bytes=_bytes(outgoing, micro_batch, gradients=True),
         send_grad_bytes=_bytes(incoming, micro_batch, gradients=True),
         first_backward_bytes=min(first, held + gradients + workspace),  # a tied parameter's gradient is made once
+        shared_bytes=sum(tie.bytes for tie in shared),
     )

@@ -152,7 +152,8 @@ class Case:
     def splits(self) -> Splits:
         """The tables, looked up for many splits."""
         loads = [self.loads(rank) for rank in range(self.depth)] if self.stages > self.depth else []
-        return Splits(self.ranges, self.outline, self.tables, self.hops, loads, self.recompute == "auto")
+        shared = self.recompute == "auto"
+        return Splits(self.ranges, self.outline, self.tables, self.hops, loads, shared, self.setting, self.seats)
 
     @cached_property
     def rough(self) -> Rough:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from autopipe.core.profile import Tie
 from autopipe.core.schedule import stages_on
-from autopipe.core.stage import StageCost, stage_cost
+from autopipe.core.stage import StageCost, shared_ties, stage_cost
 from autopipe.core.timeline import Timeline
 from autopipe.jitter import jitter_s
 from autopipe.planning.cases import Case
@@ -106,27 +107,29 @@ def outcome(case: Case, positions: Sequence[int]) -> Outcome:
     ends = case.ranges.ends
     bounds = tuple((ends[positions[part]], ends[positions[part + 1]]) for part in case.outline.part_of)
     again = list(case.recomputed(positions))
-    costs = [_cost(case, stage, *bounds[stage], layers) for stage, layers in enumerate(again)]
+    costs = [_cost(case, stage, bounds, layers) for stage, layers in enumerate(again)]
     if case.recompute == "auto":
         for stage in range(case.stages):
             if _peak(case, rank := case.outline.placement[stage], costs) <= case.seats.limits[rank]:
-                _drop(case, stage, bounds[stage], again, costs)
+                _drop(case, stage, bounds, again, costs)
     return Outcome(case, bounds, tuple(again), tuple(costs))
 
 
-def _cost(case: Case, stage: int, start: int, stop: int, recompute: Sequence[int]) -> StageCost:
-    """A stage's cost; its optimizer waits until the gradients of parameters tied to other stages are summed."""
-    setting, seats, rank = case.setting, case.seats, case.outline.placement[stage]
+def _cost(case: Case, stage: int, bounds: Sequence[tuple[int, int]], recompute: Sequence[int]) -> StageCost:
+    """A stage's cost; its optimizer waits until the gradients of parameters tied to other ranks are summed."""
+    setting, seats, placement = case.setting, case.seats, case.outline.placement
+    rank, shared = placement[stage], shared_ties(setting.profile, bounds, placement, stage)
     cost = stage_cost(
         setting.profile,
-        start,
-        stop,
+        *bounds[stage],
         case.micro_batch,
         speed=seats.speeds[rank],
         optimizer=setting.update(case.replicas),
         recompute=recompute,
+        shared=shared,
     )
-    ties = [tie for tie in setting.profile.ties if 0 < sum(start <= n < stop for n in tie.layers) < len(tie.layers)]
+    own = [t for t in setting.profile.ties if t.trained and t.read_in(*bounds[stage]) and t not in shared]
+    ties = [tie for tie in own if _ranks_of(tie, bounds, placement) > case.outline.ways]
     return replace(
         cost,
         optimizer_s=cost.optimizer_s + sum(seats.tie_s(tie) for tie in ties),
@@ -134,14 +137,19 @@ def _cost(case: Case, stage: int, start: int, stop: int, recompute: Sequence[int
     )
 
 
+def _ranks_of(tie: Tie, bounds: Sequence[tuple[int, int]], placement: Sequence[int]) -> int:
+    """How many ranks hold a tied parameter."""
+    return len({rank for layers, rank in zip(bounds, placement, strict=True) if tie.read_in(*layers)})
+
+
 def _drop(
-    case: Case, stage: int, bounds: tuple[int, int], again: list[tuple[int, ...]], costs: list[StageCost]
+    case: Case, stage: int, bounds: Sequence[tuple[int, int]], again: list[tuple[int, ...]], costs: list[StageCost]
 ) -> None:
     """Let those of a stage's layers that need not recompute keep theirs: the dearest ones while the rank still fits."""
     rank = case.outline.placement[stage]
     for layer in sorted(again[stage], key=lambda i: (-case.ranges.layers.forward[i], i)):
         fewer = tuple(i for i in again[stage] if i != layer)
-        cost = _cost(case, stage, *bounds, fewer)
+        cost = _cost(case, stage, bounds, fewer)
         if _peak(case, rank, [*costs[:stage], cost, *costs[stage + 1 :]]) <= case.seats.limits[rank]:
             again[stage], costs[stage] = fewer, cost
 

@@ -9,7 +9,7 @@ exact, so equal splits tie exactly and the tie rule decides, whatever the unit t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from autopipe.core.cluster import Link
 from autopipe.core.optimizer import Optimizer, optimizer_of
 from autopipe.core.profile import LayerCost, Profile, Tie
 from autopipe.core.schedule import StageTimes
-from autopipe.core.stage import recomputed, tied_optimizer_s
+from autopipe.core.stage import recomputed, tied_optimizer_s, tied_state_bytes
 from autopipe.planning.ladder import Floats, Ladder, Layers
 from autopipe.solvers.chain_dp import smallest_maxima
 
@@ -44,7 +44,7 @@ class Ranges:
 
     Of shape (n + 1, n + 1), except ``activations`` and ``gradients`` over the cut at a position, of shape (n + 1,):
     what a stage that begins or ends there receives and sends. ``static`` bytes are ``parameters``, their gradients,
-    the optimizer's state and buffers.
+    the optimizer's state and buffers. ``tied_ticks`` are those of each tied parameter's optimizer step.
     """
 
     ends: tuple[int, ...]
@@ -64,6 +64,7 @@ class Ranges:
     first_backward: Floats
     activations: Floats
     gradients: Floats
+    tied_ticks: Mapping[Tie, float]
     fits: dict[Hashable, Any] = field(default_factory=dict, init=False)
     """What ranges need at places, as the tables keep it."""
 
@@ -202,6 +203,9 @@ class Ranges:
             gradients=np.array(
                 [sum(e.bytes(micro_batch) for e in edges if e.needs_gradient) for edges in crossing], np.float64
             ),
+            tied_ticks={
+                tie: float(np.rint(tied_optimizer_s(kept, profile, tie) / tick_s)) for tie in profile.trained_ties
+            },
         )
 
     def inside(self, layer: int) -> NDArray[np.bool_]:
@@ -218,6 +222,10 @@ class Ranges:
                 row[:] = rows[link]
         return ticks
 
+    def reads(self, tie: Tie) -> NDArray[np.bool_]:
+        """Which ranges hold any of a tie's layers."""
+        return np.asarray(np.any([self.inside(layer) for layer in tie.layers], axis=0))
+
     def part_of(self, tie: Tie) -> Floats:
         """1 for the ranges that hold some but not all of a tie's layers, else 0."""
         held = np.sum([self.inside(layer) for layer in tie.layers], axis=0)
@@ -233,7 +241,7 @@ def _tied_optimizer(profile: Profile, ends: tuple[int, ...], costs: Sequence[Lay
     """Seconds that each range's sum counts too often: a tied parameter's, once for each further layer that has it."""
     total = np.zeros((len(ends), len(ends)))
     bounds = np.array(ends)
-    for tie in profile.ties:
+    for tie in profile.trained_ties:
         held = np.sum([(bounds[:, None] <= n) & (bounds[None, :] > n) for n in tie.layers], axis=0)
         total += np.maximum(held - 1, 0) * tied_optimizer_s(costs, profile, tie)
     return total
@@ -254,11 +262,13 @@ def _static(
     profile: Profile, ends: Sequence[int], update: Optimizer, summed: Callable[[Sequence[float]], Floats]
 ) -> dict[str, Floats]:
     """The bytes that do not depend on the micro-batch; a parameter that is read twice in a range counts once."""
-    twice = _twice(profile, ends, [tie.bytes for tie in profile.ties])
-    parameters = summed([layer.parameter_bytes for layer in profile.layers]) - twice
-    gradients = summed([layer.gradient_bytes for layer in profile.layers]) - twice
+    ties = profile.ties
+    parameters = summed([layer.parameter_bytes for layer in profile.layers])
+    parameters -= _twice(profile, ends, [tie.bytes for tie in ties])
+    gradients = summed([layer.gradient_bytes for layer in profile.layers])
+    gradients -= _twice(profile, ends, [tie.bytes * tie.trained for tie in ties])
     buffers = summed([layer.buffer_bytes for layer in profile.layers])
-    tied = [update.state_bytes(profile.layers[tie.layers[0]], tie.bytes) for tie in profile.ties]
+    tied = [tied_state_bytes(update, profile, tie) for tie in ties]
     state = summed([*map(update.state_bytes, profile.layers)]) - _twice(profile, ends, tied)
     static = parameters + gradients + state + buffers
     return {"static": static, "parameters": parameters, "gradient": gradients}

@@ -146,7 +146,7 @@ class Space:
 
     def _must_flush(self, shape: Extent, kind: Kind) -> str | None:
         """Why an asynchronous schedule cannot run, if so; its ranks never wait for each other."""
-        ties = self.setting.profile.ties
+        ties = self.setting.profile.trained_ties
         if shape.replicas > 1:
             return "its replicas would have to step together: it runs on 1 replica"
         if ties and shape.depth > 1:

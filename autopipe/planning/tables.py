@@ -17,6 +17,7 @@ from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.recompute import Band, Fit, Place, fit
 from autopipe.planning.seats import Devices, Seats
+from autopipe.planning.tied import in_ranges, optimizer_ticks
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,17 +171,10 @@ def _actions(
 def _optimizer(
     setting: Setting, ranges: Ranges, outline: Outline, seats: Seats, starts: Counts, stops: Counts
 ) -> Floats:
-    """The optimizer, with what replicas exchange, and the sums of gradients that another stage holds too."""
-    stage_speeds = [seats.speeds[rank] for rank in outline.placement]
-    ticks = np.rint(ranges.optimizer[starts, stops] / np.array(stage_speeds)[:, None, None])
-    if seats.replicas * outline.ways > 1:
-        sizes = ranges.gradient[starts, stops]
-        for own, rank in zip(ticks, outline.placement, strict=True):
-            seconds = seats.exchanges_s(rank, sizes, outline.ways, sharded=setting.sharded)
-            own += np.rint(seconds / ranges.tick_s)
-    for tie in setting.profile.ties:
-        ticks = ticks + np.rint(seats.tie_s(tie) / ranges.tick_s) * ranges.part_of(tie)[starts, stops]
-    return np.asarray(ticks)
+    """The optimizer, with what replicas exchange; of a tied parameter what is sure whatever the rank holds besides."""
+    where = starts[None], stops[None]
+    ties = in_ranges(setting.profile, ranges, outline, *where)
+    return optimizer_ticks(ranges, outline, seats, *where, ties, sharded=setting.sharded)
 
 
 def open_ranges(setting: Setting, ranges: Ranges, outline: Outline, reach: int) -> Flags:

@@ -198,7 +198,7 @@ def _share(plan: Plan, rank: int) -> _Share:
     own = [stage.costs for stage in plan.stages if stage.rank == rank]
     schedule = plan.schedule.parsed()
     weights = sum(
-        copies(schedule, s.index) * s.costs.parameter_bytes + s.costs.buffer_bytes
+        copies(schedule, s.index) * s.costs.parameter_bytes - s.costs.shared_bytes + s.costs.buffer_bytes
         for s in plan.stages
         if s.rank == rank
     )

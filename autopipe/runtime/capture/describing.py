@@ -95,5 +95,5 @@ def make_ties(model: nn.Module, owned: Sequence[Sequence[str]]) -> tuple[Tie, ..
     for name, parameter in model.named_parameters():
         layers = tuple(number for number, names in enumerate(owned) if name in names)
         if len(layers) > 1:
-            found.append(Tie(name, layers, _bytes([parameter])))
+            found.append(Tie(name, layers, _bytes([parameter]), parameter.requires_grad))
     return tuple(found)
