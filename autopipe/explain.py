@@ -12,7 +12,7 @@ from typing import Any
 
 from autopipe.core.cluster import Cluster, Device, Link
 from autopipe.core.errors import NoPlanFits, UsageError
-from autopipe.core.plan import Plan
+from autopipe.core.plan import SAME_CUTS, Plan
 from autopipe.core.profile import Profile
 from autopipe.core.schedule import kinds
 from autopipe.core.units import format_bytes, format_duration, format_percent
@@ -33,9 +33,10 @@ class Variation:
 def explanation(plan: Plan, profile: Profile, cluster: Cluster) -> str:
     """One paragraph: what bounds the step, what each change would give, and what the noise leaves open."""
     free, *changes = variations(plan, profile, cluster)
-    sentences = [_bounds(plan), *_freely(plan, free)]
-    sentences += [_sentence(plan, change) for change in changes]
-    return " ".join([*sentences, _noise(plan)])
+    freed = free.plan if free.plan and _much_faster(free.plan, plan) else None
+    sentences = [_bounds(plan), *_freely(freed)]
+    sentences += [_sentence(freed or plan, change) for change in changes]
+    return " ".join([*sentences, _noise(plan, profile)])
 
 
 def variations(plan: Plan, profile: Profile, cluster: Cluster) -> tuple[Variation, ...]:
@@ -117,29 +118,34 @@ def _roomier(used: Cluster) -> Cluster:
 
 
 def _bounds(plan: Plan) -> str:
+    near = "meets that" if plan.gap < _SAME else f"is within {format_percent(plan.gap)} of that"
     return (
         f"The step of {format_duration(plan.predicted.step_s)} is limited by {plan.limited_by}; nothing that was "
-        f"searched can take less than {format_duration(plan.lower_bound_s)}, and the plan is within "
-        f"{format_percent(plan.gap)} of that."
+        f"searched can take less than {format_duration(plan.lower_bound_s)}, and the plan {near}."
     )
 
 
-def _freely(plan: Plan, free: Variation) -> Iterator[str]:
-    """A plan that was made under options that it does not record."""
-    if free.plan and free.plan.predicted.step_s < plan.predicted.step_s * (1 - _SAME):
+def _much_faster(one: Plan, other: Plan) -> bool:
+    return one.predicted.step_s < other.predicted.step_s * (1 - _SAME)
+
+
+def _freely(freed: Plan | None) -> Iterator[str]:
+    """Of a plan that was made under options that it does not record, what it would be without them."""
+    if freed:
         yield (
-            f"It was made under options that keep it from {format_duration(free.plan.predicted.step_s)} a step "
-            f"({_shape(free.plan)}); what follows is without them."
+            f"It was made under options that keep it from {format_duration(freed.predicted.step_s)} a step "
+            f"({_shape(freed)}); what follows is without them, and compared with that."
         )
 
 
 def _sentence(plan: Plan, change: Variation) -> str:
+    """What a change gives, compared with a plan."""
     if change.plan is None:
         return f"With {change.what} no plan is possible."
     before, after = plan.predicted, change.plan.predicted
     if change.plan.global_batch != plan.global_batch:
         more = format_percent(after.samples_per_s / before.samples_per_s - 1, sign=True)
-        return f"With {change.what} it does {after.samples_per_s:.1f} samples/s ({more}; {_shape(change.plan)})."
+        return f"With {change.what} it does {_rate(after.samples_per_s)} samples/s ({more}; {_shape(change.plan)})."
     faster = after.step_s / before.step_s - 1
     if abs(faster) < _SAME:
         return f"With {change.what} nothing would change."
@@ -149,19 +155,30 @@ def _sentence(plan: Plan, change: Variation) -> str:
     )
 
 
+def _rate(samples_per_s: float) -> str:
+    return f"{samples_per_s:.3g}" if samples_per_s < 1000 else f"{samples_per_s:.0f}"
+
+
 def _shape(plan: Plan) -> str:
-    stages = "1 stage" if len(plan.parts) == 1 else f"{len(plan.parts)} stages"
-    cuts = f", cut before layer {', '.join(map(str, plan.cuts))}" if 0 < len(plan.cuts) <= 3 else ""
+    size = f"micro-batch {plan.micro_batch}"
+    if plan.depth == 1:
+        return f"{plan.replicas} copies of the whole model, {size}" if plan.replicas > 1 else f"no pipeline, {size}"
+    *others, last = map(str, plan.cuts)
+    where = f"layers {', '.join(others)} and {last}" if others else f"layer {last}"
+    cuts = f", cut before {where}" if len(plan.cuts) <= 3 else ""
     copies = f"{plan.replicas} replicas of " if plan.replicas > 1 else ""
-    return f"{copies}{plan.schedule.name}, {stages}, micro-batch {plan.micro_batch}{cuts}"
+    return f"{copies}{plan.schedule.name}, {len(plan.parts)} stages, {size}{cuts}"
 
 
-def _noise(plan: Plan) -> str:
+def _noise(plan: Plan, profile: Profile) -> str:
     """The other ways that the profile's noise cannot tell from the plan."""
+    if profile.origin != "measured":
+        return f"The costs are {profile.origin}, not measured: by how much they vary is not known."
     within = [
         other.named
         for other in plan.rejected
         if other.step_s is not None
+        and other.reason != SAME_CUTS
         and not other.reason.startswith("over")
         and other.step_s <= plan.predicted.step_s * (1 + plan.noise)
     ]

@@ -8,7 +8,7 @@ import pytest
 
 import autopipe
 from autopipe.core.cluster import Link
-from autopipe.core.plan import Rejected
+from autopipe.core.plan import SAME_CUTS, Rejected
 from autopipe.core.units import format_duration
 from autopipe.explain import explanation, variations
 from tests.synthetic import GIB, chain, cluster
@@ -83,6 +83,18 @@ def test_a_plan_under_options_says_what_it_would_be_without():
     assert f"It was made under options that keep it from {format_duration(planned().predicted.step_s)} a step" in text
 
 
+def test_changes_are_compared_with_the_plan_without_options():
+    text = explanation(planned(pins={"layers.1": 1}), MODEL, TWO)
+    assert "without them, and compared with that" in text
+    assert "With twice the memory (2.00 GiB usable) nothing would change." in text
+
+
+def test_a_plan_without_a_pipeline_is_named_as_that():
+    text = explanation(planned(devices=1), MODEL, TWO)
+    assert "; no pipeline, micro-batch " in text
+    assert "1 stage" not in text
+
+
 def test_a_batch_that_no_measured_size_divides_is_no_plan():
     even = chain([0.01] * 4, micro_batches=(2,))
     plan = autopipe.plan(even, TWO, global_batch=2)
@@ -104,6 +116,10 @@ def test_what_the_noise_leaves_open():
     assert "Within the profile's noise of 5.0 %, only measuring tells this plan from: near." in explanation(
         close, MODEL, TWO
     )
+    same = replace(close, rejected=(Rejected("equal layers, 1F1B", SAME_CUTS, step_s, 0.1, 1),))
+    assert "None of the rejected plans is within the profile's noise of 5.0 %." in explanation(same, MODEL, TWO)
+    computed = explanation(close, replace(MODEL, origin="analytic"), TWO)
+    assert computed.endswith("The costs are analytic, not measured: by how much they vary is not known.")
     assert "None of the rejected plans is within the profile's noise of 0.0 %." in explanation(
         replace(close, noise=0.0, rejected=close.rejected[:2]), MODEL, TWO
     )

@@ -115,6 +115,10 @@ class Prediction:
     jitter_s: float = 0.0
 
 
+SAME_CUTS = "the same cuts"
+"""The reason of a way that comes to the plan itself."""
+
+
 @dataclass(frozen=True)
 class Rejected:
     """Another way, and why it was not chosen. Numbers are None where it cannot run at all.

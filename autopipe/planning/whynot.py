@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from autopipe.baselines import BASELINES
-from autopipe.core.plan import Rejected
+from autopipe.core.plan import SAME_CUTS, Rejected
 from autopipe.core.units import format_bytes, format_percent
 from autopipe.planning.nearest import least_memory, little_memory
 from autopipe.planning.outcome import Outcome, outcome
@@ -49,7 +49,8 @@ def _parts(space: Space, chosen: Outcome) -> Iterator[tuple[str, Space]]:
     """The parts of the space that the plan is not in, and those without a pipeline."""
     case = chosen.case
     if case.depth > 1:
-        yield from ((kind.name, space.only(kind=kind)) for kind in space.kinds if kind.name != case.schedule.name)
+        piped = replace(space, depths=tuple(depth for depth in space.depths if depth > 1))
+        yield from ((kind.name, piped.only(kind=kind)) for kind in space.kinds if kind.name != case.schedule.name)
     several = "ranks" if case.stages > case.depth else "stages"
     yield from ((f"{depth} {several}", space.only(depth=depth)) for depth in _others(space.depths, case.depth))
     yield from ((f"{count} replicas", space.only(replicas=count)) for count in _others(space.replicas, case.replicas))
@@ -143,7 +144,7 @@ def _reason(other: Outcome, chosen: Outcome) -> str:
     if abs(slower) >= _SAME:
         return format_percent(slower, sign=True) + ("" if slower > 0 else ", but not asked for")
     if other.case is chosen.case and other.bounds == chosen.bounds:
-        return "the same cuts"
+        return SAME_CUTS
     if other.case.devices > chosen.case.devices:
         return "as fast, on more devices"
     return "as fast, with more memory" if other.peak_bytes > chosen.peak_bytes else "as fast"

@@ -125,7 +125,7 @@ def cluster_text(cluster: Cluster, *, width: int = 100) -> str:
 
 def paragraph(text: str, *, width: int = 100) -> str:
     """Plain text, broken at blanks."""
-    return "\n".join(textwrap.wrap(clean(text), width))
+    return "\n".join(textwrap.wrap(clean(text), width, break_on_hyphens=False))
 
 
 # what the texts are made of
@@ -151,7 +151,7 @@ def _table(headers: Row, rows: Iterable[Row], left: Sequence[int] = (), first: i
         table.add_column(header, justify=justify, no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
     for row in rows:
         head, *cells = (clean(cell) for cell in row)
-        head = "\n".join(textwrap.wrap(head, first, subsequent_indent="  ")) if first else head
+        head = "\n".join(textwrap.wrap(head, first, subsequent_indent="  ", break_on_hyphens=False)) if first else head
         table.add_row(*map(Text, (head, *cells)))
     return table
 
