@@ -62,8 +62,8 @@ def loss_fn(output, target):
     return ((output - target) ** 2).mean()
 """
 MICRO_BATCH, MICRO_BATCHES = 128, 32
-"""Products large enough to outweigh what Python adds to each, and enough micro-batches for the work to decide: with few,
-filling does, which takes the first rank's forward and backward where the last rank is the slower one."""
+"""Products large enough to outweigh what Python adds to each, and enough micro-batches for the work to decide: with
+few, filling does, which takes the first rank's forward and backward where the last rank is the slower one."""
 TIMEOUT_S, MEASURING_S = 300.0, 15.0
 
 
