@@ -119,9 +119,12 @@ def _roomier(used: Cluster) -> Cluster:
 
 def _bounds(plan: Plan) -> str:
     near = "meets that" if plan.gap < _SAME else f"is within {format_percent(plan.gap)} of that"
+    jitter_s = plan.predicted.jitter_s
+    jitter = f" ({format_duration(jitter_s)} of it jitter)" if jitter_s else ""
+    but = " but for its jitter" if jitter_s else ""
     return (
-        f"The step of {format_duration(plan.predicted.step_s)} is limited by {plan.limited_by}; nothing that was "
-        f"searched can take less than {format_duration(plan.lower_bound_s)}, and the plan {near}."
+        f"The step of {format_duration(plan.predicted.step_s)}{jitter} is limited by {plan.limited_by}; nothing that "
+        f"was searched can take less than {format_duration(plan.lower_bound_s)}, and the plan {near}{but}."
     )
 
 

@@ -31,7 +31,7 @@ class Outcome:
         The step stands for the order of a schedule that is made for the very stages.
         """
         case, outline = self.case, self.case.outline
-        shape = (outline.name, outline.placement, case.replicas, case.micro_batch)
+        shape = (outline.name, outline.placement, case.seats.order, case.replicas, case.micro_batch)
         return (*shape, self.bounds, self.recompute, self.step_s)
 
     @cached_property

@@ -138,15 +138,16 @@ def _timeline(plan: Plan, timeline: Timeline, measured: CheckResult | None) -> s
 
 
 def _limits(plan: Plan, why: str) -> str:
-    expected = plan.predicted
-    lines = [
+    """What bounds the step, which ``why`` says too, and the plan's notes."""
+    jitter_s = plan.predicted.jitter_s
+    jitter = f" and {format_duration(jitter_s)} of jitter" if jitter_s else ""
+    bounds = (
         f"The step is limited by {plan.limited_by}.",
         f"No plan of those that were searched can take less than {format_duration(plan.lower_bound_s)} a step; this "
-        f"one is within {format_percent(plan.gap)} of it ({format_duration(expected.step_s)}).",
-    ]
-    lines += [f"{note[:1].upper()}{note[1:]}." for note in plan.notes]
-    text = "".join(f"<p>{said(line)}</p>" for line in lines)
-    return text + (f"<p>{said(why)}</p>" if why else "")
+        f"one takes {format_duration(plan.predicted.step_s - jitter_s)}, {format_percent(plan.gap)} more{jitter}.",
+    )
+    notes = (f"{note[:1].upper()}{note[1:]}." for note in plan.notes)
+    return "".join(f"<p>{said(line)}</p>" for line in ((why,) if why else bounds) + tuple(notes))
 
 
 def _stages(plan: Plan, timeline: Timeline) -> str:
