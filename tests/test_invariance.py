@@ -34,6 +34,7 @@ def request(rng: random.Random) -> tuple[Profile, list[Device], dict[str, Any]]:
         "replicas": rng.choice([None, [1, 2]]),
         "schedules": rng.choice([None, ["1F1B", "ZB-H1"]]),
         "headroom": 0.0,
+        "shard_optimizer": rng.choice([False, True]),
     }
     return profile, devices, asked
 

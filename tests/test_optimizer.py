@@ -18,6 +18,7 @@ from autopipe.core.profile import OPTIMIZER_STATE, Layer, Profile
 from autopipe.core.schedule import kind
 from autopipe.core.stage import stage_cost
 from autopipe.planning.ranges import Ranges
+from autopipe.report.terminal import plan_text
 from autopipe.search import plan
 from autopipe.simulate import simulate, simulate_plan
 from tests.synthetic import cluster
@@ -106,6 +107,8 @@ def test_a_plan_counts_the_state_and_what_is_handed_round() -> None:
         assert stage.costs.optimizer_bytes == sum(map(shared.update.state_bytes, layers))
         ring = 2 * (1e-5 + stage.costs.gradient_bytes / 2 / 1e9)  # two messages of half of the gradients
         assert stage.costs.reduce_s == pytest.approx(1.5 * ring)
+    assert " ".join(plan_text(shared).split()).count("global batch 8 · master weights · shared optimizer") == 1
+    assert "shared optimizer" not in plan_text(whole)
     assert simulate_plan(shared).step_s == pytest.approx(shared.predicted.step_s)
     assert shared.lower_bound_s <= shared.predicted.step_s * (1 + 1e-9)
     assert simulate_plan(whole).peak_bytes == whole.predicted.peak_bytes

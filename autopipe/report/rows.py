@@ -98,6 +98,8 @@ def shape(plan: Plan) -> str:
         f"{many(plan.micro_batches, 'micro-batch')} of {plan.micro_batch}",
         f"global batch {plan.global_batch}",
         f"recomputation in {many(recomputed, 'layer')}" if recomputed else "",
+        "master weights" if plan.master_weights else "",
+        "shared optimizer" if plan.update.shards > 1 else "",
     ]
     return " · ".join(filter(None, parts))
 
