@@ -162,7 +162,7 @@ def test_shared_state_fits_where_whole_state_does_not() -> None:
     light = replace(profile, costs=costs, ties=())
     room = cluster(2, memory_bytes=6 * total)
     asked = {"global_batch": 8, "replicas": [2], "master_weights": True, "headroom": 0.0, "recompute": "none"}
-    with pytest.raises(NoPlanFits):
+    with pytest.raises(NoPlanFits, match=r"Try .*--shard-optimizer\.$"):
         plan(light, room, **asked)  # type: ignore[arg-type]
     fits = plan(light, room, shard_optimizer=True, **asked)  # type: ignore[arg-type]
     assert max(fits.predicted.peak_bytes) <= 6 * total

@@ -348,6 +348,8 @@ def test_what_it_says_to_try_helps(seed: int) -> None:
     for option, value in re.findall(r"(--[a-z-]+) (\w+)", message):
         name, parse = TRIES[option]
         assert plan(heavy(), cluster(16), **(asked | {name: parse(value)}))  # type: ignore[arg-type]
+    if "--shard-optimizer" in message:
+        assert plan(heavy(), cluster(16), shard_optimizer=True, **asked)  # type: ignore[arg-type]
 
 
 def test_no_plan_fits_names_only_what_was_not_tried() -> None:
@@ -356,7 +358,7 @@ def test_no_plan_fits_names_only_what_was_not_tried() -> None:
     asked = {"depths": [3], "schedules": ["GPipe"], "memory_bytes": 6 * GIB}
     with pytest.raises(NoPlanFits, match=r"Try --recompute auto or --schedule 1F1B\.$"):
         plan(heavy(), cluster(4), global_batch=16, recompute="none", **asked)  # type: ignore[arg-type]
-    with pytest.raises(NoPlanFits, match=r"Try --depth 2\.$"):
+    with pytest.raises(NoPlanFits, match=r"Try --depth 2 or --shard-optimizer\.$"):
         plan(heavy(), cluster(4), global_batch=16, depths=[1], memory_bytes=4 * GIB)
 
 

@@ -68,6 +68,9 @@ def _help(space: Space, nearest: Outcome, free_depth: bool) -> Iterator[str]:
         yield f"--devices {count}"
     if not free_depth and (depth := _depth(space)):
         yield f"--depth {depth}"
+    whole = not space.setting.sharded and max(space.replicas) > 1
+    if whole and space.under(replace(space.setting, sharded=True)).fits():
+        yield "--shard-optimizer"
 
 
 def _depth(space: Space) -> int | None:
