@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from autopipe.runtime.capture.torch_private import has_backward_hooks, is_custom
 _CALL_MACHINERY = str(Path(nn.Module.__call__.__code__.co_filename))
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
+_PYTHON = sysconfig.get_path("stdlib")
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,14 @@ def blame(model: nn.Module, error: BaseException) -> Place | None:
     found = list(_places(error, names))
     if not found:
         return None
-    own = [place for place in found if not place.file.startswith(_TORCH)]
+    own = [place for place in found if not (place.file.startswith(_TORCH) or _is_pythons(place.file))]
     line = (own or found)[-1]
     return Place(found[-1].path, line.file, line.line)
+
+
+def _is_pythons(file: str) -> bool:
+    """Whether a file is of Python's own library, which packages may lie inside of."""
+    return file.startswith(_PYTHON) and "site-packages" not in file
 
 
 def source_of(model: nn.Module) -> str:
@@ -162,7 +169,30 @@ def suspects(
     finally:
         for handle in handles:
             handle.remove()
-    return {path: what for path, what in found.items() if not any(other.startswith(f"{path}.") for other in found)}
+    inside = {path: what for path, what in found.items() if path}
+    return {path: what for path, what in inside.items() if not any(other.startswith(f"{path}.") for other in inside)}
+
+
+def own_doing(model: nn.Module, signature: Signature, tensors: Sequence[torch.Tensor]) -> str:
+    """What the model's own forward does that torch.export drops silently; empty where that is not known.
+
+    It is found in a run, as what modules inside do that are kept whole already.
+    """
+    found: dict[str, str] = {}
+    before = attributes(model)
+    with undisturbed(model, tensors) as given, _noting_tensor_hooks(model, found):
+        versions = [tensor._version for tensor in given]
+        args, kwargs = signature.call_form(given)
+        output = model(*args, **kwargs)
+        for leaf, tensor, version in zip(signature.tensors, given, versions, strict=True):
+            if tensor._version != version:
+                return f"it changes its input {leaf.name} in place"
+        if function := _hidden((args, kwargs), output):
+            return f"it uses {function}"
+        if "" in found:
+            return f"it uses {found['']}"
+        left = changed(before, attributes(model)).get("", "")
+    return f"it leaves {left} for its next forward" if left else ""
 
 
 @contextlib.contextmanager
@@ -174,7 +204,7 @@ def _noting_tensor_hooks(model: nn.Module, found: dict[str, str]) -> Iterator[No
         frame = inspect.currentframe()
         while frame is not None and names.get(id(_first_local(frame))) is None:
             frame = frame.f_back
-        if frame is not None and names[id(_first_local(frame))]:
+        if frame is not None:
             found.setdefault(names[id(_first_local(frame))], "a tensor hook")
         return original(tensor, hook)  # type: ignore[no-untyped-call]
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from autopipe.runtime.capture.torch_private import OpOverload, storage_key, tree_leaves
+from autopipe.runtime.capture.torch_private import OpOverload, is_wrapped, storage_key, tree_leaves
 from autopipe.runtime.capture.weightless import runnable
 
 SEED = 0
@@ -114,7 +114,7 @@ class _Writes(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._known and _may_write(func, kwargs or {}):
             for leaf in tree_leaves((args, kwargs)):
-                if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+                if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not is_wrapped(leaf):
                     self._keep(storage_key(leaf))
         return func(*args, **(kwargs or {}))
 

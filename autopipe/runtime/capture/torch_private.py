@@ -49,6 +49,7 @@ __all__ = [
     "is_custom_function",
     "is_data_dependent",
     "is_persistent",
+    "is_wrapped",
     "mark_not_persistent",
     "noted_checkpoints",
     "replaced_trunc_normal",
@@ -83,6 +84,11 @@ def storage_key(value: torch.Tensor) -> int:
     ``data_ptr`` is 0 for every meta and fake tensor; the address of the storage object is not.
     """
     return int(value.untyped_storage()._cdata)
+
+
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether torch.func has wrapped a tensor while it transforms a function: then it has no memory of its own."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def symbol(value: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from autopipe.core.errors import CaptureError
-from autopipe.runtime.capture.blame import Place, alike, all_units, blame, parent_of, suspects, user_source
+from autopipe.runtime.capture.blame import Place, alike, all_units, blame, own_doing, parent_of, suspects, user_source
 from autopipe.runtime.capture.calls import CannotKeepWhole
 from autopipe.runtime.capture.checking import Findings, run_and_compare
 from autopipe.runtime.capture.cleaning import clean, drop_dead, live_nodes, return_outputs
@@ -141,10 +141,11 @@ def _suspect(
     if _keep_suspects_whole(model, signature, tensors, attempt, later=findings.later):
         return
     if not attempt.keep_all_whole(model, f"the exported graph gives other results: {findings.differences[0]}"):
+        doing = own_doing(model, signature, tensors) or "its own forward does something"
         raise CaptureError(
             f"{user_source(model)}: the captured graph of {type(model).__name__} does not give the model's own results "
-            f"({findings.differences[0]}): its own forward does something that torch.export drops silently. "
-            f"Move it into a sub-module's forward: a sub-module is kept whole when need be"
+            f"({findings.differences[0]}): {doing}, which torch.export drops silently. "
+            f"Move that into a sub-module's forward: a sub-module is kept whole when need be"
         )
 
 
