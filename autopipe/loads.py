@@ -7,7 +7,8 @@ gradients from its first W or the end of its first B. Which moments can be a ran
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from autopipe.core.in_flight import Kept, kept
@@ -111,10 +112,12 @@ def _curve(
     """A point where an action starts, and where it ends unless the next one starts there."""
     own = [stages[stage] for stage in stages_on(schedule.placement, rank)]
     base = sum(always[stage] for stage in stages_on(schedule.placement, rank))
+    # the loads of most actions are few, again and again
+    size: Callable[[Load], int] = cache(lambda load: base + load.bytes(own))
     row = [*loads(schedule, rank)]
     points = [Memory(0.0, base)]
     for load, then, span, following in zip(row, row[1:], spans, [*spans[1:], None], strict=False):
-        points.append(Memory(span.start_s, base + load.bytes(own)))
+        points.append(Memory(span.start_s, size(load)))
         if following is None or following.start_s > span.end_s:
-            points.append(Memory(span.end_s, base + then._replace(running=None).bytes(own)))
+            points.append(Memory(span.end_s, size(then._replace(running=None))))
     return tuple(points[points[0].time_s == points[1].time_s :])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,10 @@ class ScheduleTable:
 
     def parsed(self) -> Schedule:
         """The schedule again. Raises ScheduleError for text that is not an action."""
+        return self._parsed
+
+    @cached_property
+    def _parsed(self) -> Schedule:
         order = tuple(tuple(Action.parse(text) for text in row) for row in self.order)
         return Schedule(self.name, self.placement, order, self.executor, self.parts, self.weights)
 

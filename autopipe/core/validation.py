@@ -136,10 +136,11 @@ def _check_kind(schedule: Schedule) -> None:
 
 
 def _check_actions(schedule: Schedule, can_split: Sequence[bool] | None) -> None:
+    stages = schedule.stages
     for rank, row in enumerate(schedule.order):
         for action in row:
-            if not 0 <= action.stage < schedule.stages:
-                _fail(schedule, rank, action, f"names a stage that does not exist: there are {schedule.stages}")
+            if not 0 <= action.stage < stages:
+                _fail(schedule, rank, action, f"names a stage that does not exist: there are {stages}")
             where = schedule.placement[action.stage]
             if where != rank:
                 _fail(schedule, rank, action, f"belongs to rank {where}, which holds stage {action.stage}")
@@ -211,10 +212,10 @@ def _check_stage_order(schedule: Schedule) -> None:
     """F comes before B and I, and I before W, of the same stage and micro-batch."""
     before = {Op.B: Op.F, Op.I: Op.F, Op.W: Op.I}
     for rank, row in enumerate(schedule.order):
-        seen: set[Action] = set()
+        seen: set[tuple[int, Op, int]] = set()
         for action in row:
             first = before.get(action.op)
-            if first is not None and action._replace(op=first) not in seen:
+            if first is not None and (action.stage, first, action.micro_batch) not in seen:
                 _fail(schedule, rank, action, f"comes before {action._replace(op=first)}, which it needs")
             seen.add(action)
 

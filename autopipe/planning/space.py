@@ -90,6 +90,7 @@ class Space:
     _families: dict[tuple[int, int, str, str, int, bool], Family] = field(default_factory=dict)
     _bounds: dict[_Name, float] = field(default_factory=dict)
     _choices: dict[_Name, Choice | None] = field(default_factory=dict)
+    _free: dict[tuple[int, int, tuple[int, ...]], float] = field(default_factory=dict)
 
     def all(self) -> Sequence[Key]:
         """All cases whose shape the schedule takes."""
@@ -282,10 +283,16 @@ class Space:
         quick_s = self.quick_bound_s(key)
         if key.kind.placement == TWO_WAY or quick_s == float("inf"):
             return quick_s
-        given = self.batches(key), key.replicas
         ways = key.kind.placements(key.depth, key.stages_per_rank)
-        ranges = self.ranges(key.micro_batch, key.replicas)
-        return max(quick_s, min(any_order_bound_s(self.setting, ranges, way, *given) for way in ways))
+        return max(quick_s, min(self._free_bound_s(key, way) for way in ways))
+
+    def _free_bound_s(self, key: Key, placement: tuple[int, ...]) -> float:
+        """The bound of all orders with a placement, for all schedules that have it."""
+        name = key.replicas, key.micro_batch, placement
+        if name not in self._free:
+            ranges = self.ranges(key.micro_batch, key.replicas)
+            self._free[name] = any_order_bound_s(self.setting, ranges, placement, self.batches(key), key.replicas)
+        return self._free[name]
 
     def tight(self) -> bool:
         """Whether memory kept any of the cases that were looked at from a split."""
@@ -323,6 +330,7 @@ class Space:
             _families={},
             _bounds={},
             _choices={},
+            _free={},
         )
 
     def fits(self) -> bool:
