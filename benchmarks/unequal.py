@@ -63,7 +63,7 @@ def loss_fn(output, target):
 """
 MICRO_BATCH, MICRO_BATCHES = 128, 32
 """Products large enough to outweigh what Python adds to each, and enough micro-batches for the work to decide: with
-few, filling does, which takes the first rank's forward and backward where the last rank is the slower one."""
+few, filling and draining the pipeline does."""
 TIMEOUT_S, MEASURING_S = 300.0, 15.0
 
 
@@ -129,16 +129,16 @@ def launched(times: int) -> Callable[..., list[Any]]:
 
 
 def planned(profile: Profile, cluster: Cluster, blocks: int | None = None) -> Plan:
-    """The plan, or the one with so many blocks on rank 0."""
+    """The plan, or the one with so many blocks in its first stage."""
     pins = {layer.name: int(number >= blocks) for number, layer in enumerate(profile.layers)} if blocks else None
     return autopipe.plan(profile, cluster, global_batch=MICRO_BATCH * MICRO_BATCHES, depths=(2,), pins=pins)
 
 
 def line(plan: Plan, model: str) -> str:
-    """A plan's blocks on each rank, its step as predicted and as measured."""
+    """A plan's blocks on rank 0 and on rank 1, its step as predicted and as measured."""
     found = try_plan(plan, model, timeout_s=TIMEOUT_S, seconds=MEASURING_S)
     expected_s = plan.predicted.step_s
-    blocks = " / ".join(str(len(stage.layers)) for stage in plan.stages)
+    blocks = " / ".join(str(len(stage.layers)) for stage in sorted(plan.stages, key=lambda stage: stage.rank))
     return (
         f"{plan.schedule.name:<8}{blocks:>8}{format_duration(expected_s):>12}{format_duration(found.step_s):>12}"
         f"{format_percent(found.step_s / expected_s - 1, sign=True):>9}{format_percent(found.spread):>9}"

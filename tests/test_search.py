@@ -655,3 +655,19 @@ def test_jitter_is_in_every_step_and_the_least_one_is_chosen(seed: int) -> None:
     rules = [f"{rule}, {made.schedule.name}" for rule in BASELINES]
     steps = [row.step_s for row in made.rejected if {*row.names} & {*asked["schedules"], *rules} and row.step_s]  # type: ignore[misc]
     assert made.predicted.step_s <= min(steps, default=float("inf")) * (1 + 2e-3)
+
+
+@given(seeds)
+@settings(max_examples=20, deadline=None)
+def test_no_cut_that_is_moved_by_a_layer_has_a_step_with_less_jitter(seed: int) -> None:
+    rng = random.Random(seed)
+    profile = chain([rng.uniform(0.5, 1.5) for _ in range(8)])
+    uneven = replace(profile, jitter=Jitter(0.5, tuple(sorted(rng.uniform(0.9, 1.2) for _ in range(5)))))
+    devices = cluster(2, speeds=[1.0, rng.uniform(0.2, 1.0)])
+    asked = {"global_batch": 8, "depths": [2], "replicas": [1], "schedules": ["1F1B"], "recompute": "none"}
+    made = plan(uneven, devices, **asked)  # type: ignore[arg-type]
+    for cut in {made.cuts[0] - 1, made.cuts[0] + 1} & {*range(1, 8)}:
+        pins = {f"layers.{number}": int(number >= cut) for number in range(8)}
+        other = plan(uneven, devices, pins=pins, **asked)  # type: ignore[arg-type]
+        same_order = [s.rank for s in other.stages] == [s.rank for s in made.stages]
+        assert not same_order or made.predicted.step_s <= other.predicted.step_s * (1 + 2e-3)

@@ -1,19 +1,23 @@
 """The last word between plans whose steps are nearly the same: the least step with its jitter.
 
 The search compares steps in which every action takes its median. Where the profile knows how uneven actions are, the
-best plan of each schedule that comes close, and the baselines' splits of it, are looked at again with what that adds:
-tables with more, shorter actions and with less slack wait more often.
+best plan of each schedule that comes close, the baselines' splits of it and the best ones with a cut moved are looked
+at again with what that adds: tables with more, shorter actions and with less slack wait more often.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autopipe.planning.moves import single_moves
 from autopipe.planning.outcome import Outcome, outcome
 from autopipe.planning.space import Space, glance, search
 
 _CLOSE = 0.1
 """A plan that is slower by more is not made the best by less jitter."""
+
+_MOVED = 8
+"""So many of the splits with one cut moved are looked at."""
 
 _LESS = 1e-3
 """So much less a step must take to be taken in the place of the search's own answer: draws are no more exact."""
@@ -34,4 +38,7 @@ def _close(space: Space, best: Outcome) -> Iterator[Outcome]:
         found = glance(part, below_s=most_s) if best.case.large else search(part, below_s=most_s).best
         if found is not None:
             rules = found.case.measured(found.case.baselines())
-            yield from (outcome(found.case, one.positions) for one in (found.found, *rules) if one.step_s < most_s)
+            moved = [] if best.case.large else found.case.measured(map(tuple, single_moves(found.found.positions)))
+            moved = sorted(moved, key=lambda one: one.step_s)[:_MOVED]
+            splits = (one for one in (found.found, *rules, *moved) if one.step_s < most_s)
+            yield from (outcome(found.case, one.positions) for one in splits)

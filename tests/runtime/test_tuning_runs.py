@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,16 +25,17 @@ import traceback
 import torch
 from torch import nn
 
+WIDTH = 1024  # a pipeline is about as fast as copies, whose gradients are large: none is hopeless
 waiting = 0
 
 
 def build_model():
-    return nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8)))
+    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(8)))
 
 
 def example_batch(batch_size):
     seed = torch.Generator().manual_seed(0)
-    return (torch.randn(batch_size, 256, generator=seed),), torch.randn(batch_size, 256, generator=seed)
+    return (torch.randn(batch_size, WIDTH, generator=seed),), torch.randn(batch_size, WIDTH, generator=seed)
 
 
 def _done(gradient):
@@ -100,8 +102,9 @@ def test_failures_are_trials_and_a_plan_comes_out_in_time(folder):
     assert hung.reason.startswith("rank 1 hung in the loss: nothing moved")
     best = min((trial for trial in trials if trial.status == OK), key=lambda trial: trial.step_s)
     assert files.load(folder / "plan.json").stages == files.load(folder / "plan.tune" / best.plan).stages
-    for said in ("out of memory  micro-batch 4: ", "hung  GPipe, 2 stages", "times as fast as no pipeline"):
+    for said in ("out of memory  micro-batch 4: ", "hung  GPipe, 2 stages"):
         assert said in out
+    assert re.search(r"^gain +(\d+\.\d\d times as fast as|the best is) no pipeline$", out, re.MULTILINE)
     assert took_s < BUDGET_S + 15
     assert none_left(process, folder)
 
