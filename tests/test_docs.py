@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import autopipe
+from autopipe import export
 from autopipe.core import files
 from autopipe.core import schedule as _schedules
 from autopipe.core.cluster import Cluster
+from autopipe.core.errors import CannotExport
 from autopipe.core.plan import Plan
 from autopipe.core.profile import Profile
 from autopipe.core.result import CheckResult
@@ -20,6 +24,7 @@ from autopipe.core.stage_seconds import StageSeconds
 from autopipe.core.validation import validate
 from autopipe.exploring import explore
 from autopipe.report.explored import explored_text
+from tests.samples import plan
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -102,6 +107,15 @@ def test_the_new_schedule_works(monkeypatch):
     table = _schedules.kind("OneByOne").schedule(2, 3, times=[StageTimes(1, 2, 1, 1)] * 2)
     validate(table)
     assert str(table.order[1][2]) == "1F1"
+
+
+def test_the_new_exporter_works(monkeypatch):
+    monkeypatch.setattr(sys.modules["autopipe.export.trainer"], "_TRAINERS", {})
+    exec(next(text for text in blocks(ROOT / "docs" / "export.md", "python") if "@exporter(" in text), {})
+    made = export.trainer("sizes").files(plan(), ("a heading",))
+    assert made == {"sizes.txt": "# a heading\n3 3\n"}
+    with pytest.raises(CannotExport, match="one stage a rank, the plan 2"):
+        export.trainer("sizes").make(replace(plan(), stages_per_rank=2), ())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
