@@ -128,14 +128,23 @@ def _kill(rows: list[Row]) -> None:
 
 def kill_all(folder: Path, ranks: int) -> None:
     """Whatever is left, a stopped process too, when the launcher has returned or was interrupted."""
-    _kill([row for row in rows_of(folder, ranks) if _is_child(row.pid)])
+    _kill([row for row in rows_of(folder, ranks) if _is_ours(row.pid)])
 
 
-def _is_child(pid: int) -> bool:
-    """Whether the process is still ours: its number may have been given away."""
+def _is_ours(pid: int) -> bool:
+    """Whether the process is still a child, or forked from one of ours: its number may have been given away."""
     if not pid:
         return False
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:
-        return False
+        return os.getpid() == _parent(_parent(pid))
+
+
+def _parent(pid: int) -> int:
+    """The parent of a process on Linux; 0 where it has ended, and on other systems."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(status.rpartition(")")[2].split()[1])

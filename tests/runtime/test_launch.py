@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -183,3 +184,27 @@ def test_ranks_have_the_environment_and_the_stderr_of_now(told: str, monkeypatch
     monkeypatch.setenv("TOLD", told)
     assert launch.launch(_tells, (), ranks=1, timeout_s=60) == [told]
     assert told in capfd.readouterr().err.splitlines()
+
+
+def _beat_and_sleep(folder: Path) -> None:
+    watching.Beat(folder, 0, 2)("computing")
+    time.sleep(1000)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_is_left_is_killed_however_it_was_started(method: str, tmp_path: Path) -> None:
+    """A rank is a child, or forked from one; our own parent, whose number a row may have by now, is let alone."""
+    watching.start(tmp_path, 2)
+    rank = multiprocessing.get_context(method).Process(target=_beat_and_sleep, args=(tmp_path,))
+    try:
+        rank.start()
+        deadline = time.monotonic() + 60
+        while not watching.rows_of(tmp_path, 2)[0].pid and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with mock.patch("os.getpid", return_value=os.getppid()):
+            watching.Beat(tmp_path, 1, 2)("our parent: not ours")
+        watching.kill_all(tmp_path, 2)
+        rank.join(10)
+        assert rank.exitcode == -signal.SIGKILL
+    finally:
+        rank.kill()
