@@ -32,7 +32,9 @@ KINDS = {files._FORMATS[kind]: kind for kind in (Cluster, Profile, Plan, CheckRe
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    """The blocks of a page in a language, "" for those that name none; a fence that ends one begins no other."""
+    every = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [text for named, text in every if named == language]
 
 
 @pytest.fixture(scope="module")
