@@ -146,13 +146,53 @@ def edited(stage: int, edit) -> Plan:
         (edited(1, lambda layers: layers[:1] + layers[2:]), "a layer is forgotten or too many"),
         (edited(1, lambda layers: [*layers[:-1], "model.layers.1"]), "'model.layers.1' is there 2 times"),
         (edited(1, lambda layers: ["model.layrs.2", *layers[1:]]), "no module 'model.layrs.2'"),
-        (edited(0, lambda layers: []), "stage 0 has no layers"),
     ],
-    ids=["forgotten", "doubled", "misspelt", "empty"],
+    ids=["forgotten", "doubled", "misspelt"],
 )
 def test_a_plan_that_is_not_whole_is_refused_by_every_trainer(name, plan, message):
     with pytest.raises(CannotExport, match=message):
         export.trainer(name).files(plan)
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_file_with_an_empty_stage_is_no_plan(run, tmp_path, name):
+    content = json.loads(files.to_json(uneven()))
+    content["stages"][0]["layers"] = []
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    code, out, err = run("export", "plan.json", "--to", name, "-o", "out")
+    assert (code, out) == (2, "")
+    assert "stage 0 has no layers: every stage needs one" in err
+    assert not (tmp_path / "out").exists()
+
+
+EVIL = '"""\nimport evil\nevil()\n"+evil()+"\\'
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_what_a_plan_s_file_holds_never_runs(name):
+    """Names of the model, its builder, layers and ties come from a file that anyone may have written."""
+    profile = llama(6)
+    evil = [f"{EVIL}.{layer.name}" for layer in profile.layers]
+    layers = tuple(replace(x, name=new, modules=(new,)) for x, new in zip(profile.layers, evil, strict=True))
+    model = ModelRef(EVIL, EVIL + "/model.py", EVIL, EVIL)
+    plan = plan_of(replace(profile, layers=layers), [3], one_f_one_b(2, 4), model=model)
+    if name in ("deepspeed", "torch"):
+        plan = replace(plan, ties=(TiedParameter(EVIL, (0, 1), 4),))
+    if name == "torch":
+        plan = replace(plan, reduction=Reduction("count", f"target.{EVIL}", -100))
+    for file, text in exported(plan, name).items():
+        assert "evil" in text or file == "schedule.csv"
+        if file.endswith(".py"):
+            for node in ast.walk(ast.parse(text)):
+                assert "evil" not in getattr(node, "id", "")
+                assert not any("evil" in alias.name for alias in getattr(node, "names", ()) if hasattr(alias, "name"))
+        elif not file.endswith(".json"):
+            assert all(line.startswith("#") for line in text.splitlines() if "evil" in line)
+
+
+def test_a_count_of_something_else_than_the_batch_is_refused():
+    with pytest.raises(CannotExport, match=r"counts 'evil\(\)\.x', which is not of inputs or target"):
+        export.trainer("torch").files(replace(uneven(), reduction=Reduction("count", "evil().x")))
 
 
 def renamed(old: str, new: str) -> Plan:

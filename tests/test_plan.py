@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,9 +9,11 @@ from pathlib import Path
 import pytest
 
 import autopipe
-from autopipe.core.errors import ScheduleError, UsageError
-from autopipe.core.plan import Prediction, ScheduleTable
+from autopipe.core import files
+from autopipe.core.errors import FileError, ScheduleError, UsageError
+from autopipe.core.plan import Plan, Prediction, ScheduleTable
 from autopipe.core.schedule import Action
+from tests import exports
 from tests.samples import ORDER, check_result, plan, profile
 
 
@@ -91,3 +94,18 @@ def test_plain_data_needs_no_torch():
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
     assert profile().parameters
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda plan: plan.update(replicas=0, global_batch=0), "replicas is 0, it must be 1 or more"),
+        (lambda plan: plan.update(micro_batch=-2), "micro_batch is -2"),
+        (lambda plan: plan["stages"][0].update(layers=[]), "stage 0 has no layers"),
+    ],
+)
+def test_a_file_with_parts_that_contradict_each_other_is_refused(edit, message):
+    content = json.loads(files.to_json(exports.plan_of(exports.llama(6), [3], exports.one_f_one_b(2, 4))))
+    edit(content)
+    with pytest.raises(FileError, match=message):
+        files.from_json(json.dumps(content), Plan)

@@ -197,6 +197,9 @@ class Plan:
     devices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("micro_batch", "micro_batches", "replicas", "depth", "stages_per_rank", "threads"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"plan: {name} is {getattr(self, name)}, it must be 1 or more")
         product = self.micro_batch * self.micro_batches * self.replicas
         if product != self.global_batch:
             raise UsageError(
@@ -226,6 +229,9 @@ class Plan:
             raise UsageError(f"plan: the stages' layers {layers} do not follow one another without gaps")
         if tuple(stage.rank for stage in self.stages) != self.schedule.placement:
             raise UsageError("plan: the stages and their ranks are not those of the schedule's placement")
+        empty = next((stage.index for stage in self.stages if not stage.layers), None)
+        if empty is not None:
+            raise UsageError(f"plan: stage {empty} has no layers: every stage needs one")
         if len(self.hops) != len(self.stages) - 1:
             raise UsageError(f"plan: {len(self.stages)} stages need {len(self.stages) - 1} hops, not {len(self.hops)}")
         if [(s.start, s.stop) for s in self.stages] != [layers[p] for p in schedule.part_of if p < len(layers)]:

@@ -12,7 +12,7 @@ from autopipe.core.errors import CannotExport
 from autopipe.core.plan import Plan
 from autopipe.export.coverage import check_pipeline
 from autopipe.export.names import recomputes_blocks
-from autopipe.export.text import comment
+from autopipe.export.text import comment, plain, quoted
 from autopipe.export.trainer import Files, Heading, exporter
 
 _MODULE = '''
@@ -52,10 +52,10 @@ def deepspeed(plan: Plan, heading: Heading) -> Files:
             f"deepspeed has one stage a rank; the plan has {len(plan.stages)} on {plan.depth}: plan with one"
         )
     names = [name for stage in plan.stages for name in stage.layers]
-    ties = "".join(f"\n# tied: {tie.name}: use TiedLayerSpec for the layers that hold it" for tie in plan.ties)
+    ties = "".join(f"\n# tied: {plain(tie.name)}: use TiedLayerSpec for the layers that hold it" for tie in plan.ties)
     module = _MODULE.format(
         bounds=[stage.start for stage in plan.stages] + [len(names)],
-        layers="".join(f'    "{name}",\n' for name in names),
+        layers="".join(f"    {quoted(name)},\n" for name in names),
         ties=ties,
         stages=len(plan.stages),
         count=len(names),

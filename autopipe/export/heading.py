@@ -6,6 +6,7 @@ from autopipe import __version__
 from autopipe.core.plan import Plan
 from autopipe.core.units import format_bytes, format_duration, format_percent, many
 from autopipe.export.remaining import Expected, Remaining
+from autopipe.export.text import plain
 from autopipe.export.trainer import Heading, Trainer
 
 
@@ -25,7 +26,7 @@ def heading(plan: Plan, trainer: Trainer, rest: Remaining, predicted: Expected |
     else:
         lines += [f"not expressed: {loss}" for loss in rest.losses]
         lines += _remains(plan, predicted, planned)
-    return tuple(lines)
+    return tuple(map(plain, lines))
 
 
 def _replicas(plan: Plan) -> str:

@@ -55,7 +55,7 @@ def parts(layers: tuple[str, ...], trainer: str) -> tuple[Part, ...]:
     Raises CannotExport that names a layer without a role, one out of a transformer's order, or a gap in the blocks.
     """
     found: list[Part] = []
-    _check_numbers([layer for layer in layers if is_block(layer)])
+    _check_numbers([layer for layer in layers if is_block(layer)], trainer)
     for layer in layers:
         role = role_of(layer)
         if role is None:
@@ -72,13 +72,13 @@ def parts(layers: tuple[str, ...], trainer: str) -> tuple[Part, ...]:
     return tuple(found)
 
 
-def _check_numbers(blocks: list[str]) -> None:
+def _check_numbers(blocks: list[str], trainer: str) -> None:
     """Raise CannotExport unless the blocks are 0, 1, 2, … of one list."""
     for number, block in enumerate(blocks):
         if block_number(block) != number or block.rpartition(".")[0] != blocks[0].rpartition(".")[0]:
             raise CannotExport(
                 f"block {block!r} comes where number {number} of {blocks[0].rpartition('.')[0]!r} is due: "
-                f"a layer is forgotten or misspelt"
+                f"{trainer} knows one list of blocks, in order. Is one misspelt, or the model no such transformer?"
             )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from autopipe.core.errors import CannotExport
 from autopipe.core.reduction import Reduction
-from autopipe.export.text import quoted
+from autopipe.export.text import in_docstring, quoted
 
 _EVEN = '''\
 def shares(inputs, target):
@@ -41,11 +42,13 @@ def share_functions(reduction: Reduction) -> str:
     if reduction.kind == "sum":
         return _EVEN.format(what="the loss is a sum over rows", share="1.0")
     count = "double()" if reduction.ignored is None else f"ne({reduction.ignored})"
-    return _COUNTED.format(what=str(reduction), count=count, tensor=_expression(reduction))
+    return _COUNTED.format(what=in_docstring(str(reduction)), count=count, tensor=_expression(reduction))
 
 
 def _expression(reduction: Reduction) -> str:
-    """The counted tensor as Python, of ``inputs`` and ``target``."""
+    """The counted tensor as Python. Raises CannotExport for one that is not of ``inputs`` or ``target``."""
     first, *keys = reduction.tensor.split(".")
+    if first not in ("inputs", "target"):
+        raise CannotExport(f"torch: the loss counts {reduction.tensor!r}, which is not of inputs or target: plan again")
     at = "".join(f"[{key}]" if key.isdecimal() else f"[{quoted(key)}]" for key in keys)
     return f"{first}{at}" + (f"[:, {reduction.skipped}:]" if reduction.skipped else "")

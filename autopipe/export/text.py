@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 
 from autopipe.core.errors import CannotExport
@@ -38,5 +39,15 @@ def literal(rows: Sequence[Sequence[str]], indent: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name in double quotes."""
-    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    """A name in double quotes, as Python, JSON and YAML read it."""
+    return json.dumps(name, ensure_ascii=not name.isprintable())
+
+
+def plain(text: str) -> str:
+    """Text that ends no comment: a plan is a file from anywhere, and what is in it must never run."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def in_docstring(text: str) -> str:
+    """Text that ends no docstring either."""
+    return plain(text).replace("\\", "\\\\").replace('"', '\\"')

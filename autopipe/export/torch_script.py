@@ -14,7 +14,7 @@ from autopipe.core.plan import Plan
 from autopipe.export.coverage import check_single_use
 from autopipe.export.names import is_block
 from autopipe.export.shares import share_functions
-from autopipe.export.text import literal, quoted, schedule_csv
+from autopipe.export.text import in_docstring, literal, quoted, schedule_csv
 from autopipe.export.trainer import Files, Heading, exporter
 
 _FILE = "train_pipeline.py"
@@ -33,11 +33,11 @@ def torch_script(plan: Plan, heading: Heading) -> Files:
     _check_boundaries(plan)
     again = [name for stage in plan.stages for name in stage.recompute]
     text = Template(resources.files(__package__).joinpath(f"{_FILE}.txt").read_text(encoding="utf-8")).substitute(
-        heading="\n".join(heading),
+        heading="\n".join(map(in_docstring, heading)),
         file=_FILE,
         processes=plan.depth * plan.replicas,
         model=f"HERE / {quoted(plan.model.path)}" if plan.model.path else "None  # give --model FILE",
-        builder=plan.model.builder,
+        builder=quoted(plan.model.builder),
         digest=quoted(plan.model.digest) if plan.model.digest else "None",
         micro_batch=plan.micro_batch,
         micro_batches=plan.micro_batches,
