@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -113,7 +113,7 @@ class Graph:
 
     @cached_property
     def asks(self) -> tuple[_Ask, ...]:
-        """The actions that may wait for a busy sender."""
+        """The actions that may wait for a busy sender, by sender."""
         last = posted_last(self.schedule) if self.schedule.executor == "torch" else frozenset()
         found = []
         for rank, actions in enumerate(self.schedule.order):
@@ -123,7 +123,7 @@ class Graph:
                     before = int(self.rows[rank][number - 1]) if number else 0
                     transfer = action.stage + self.schedule.stages * (action.op is not Op.F)
                     found.append(_Ask(row, before, transfer, _sender(action, self.schedule)))
-        return tuple(found)
+        return tuple(sorted(found, key=lambda ask: ask.sender))
 
     @classmethod
     def of(cls, schedule: Schedule) -> Graph:
@@ -186,14 +186,16 @@ class Graph:
 
         Uneven actions are taken for even ones when it is asked what the sender does: few waits hang on that.
         """
-        waits = np.zeros_like(ends)
-        for row, before, transfer, sender in self.asks:
-            asked, way, theirs = ends[before], costs.transfers_s[transfer], ends[self.rows[sender]]
-            running = np.minimum((theirs <= asked).sum(axis=0), len(theirs) - 1)
-            end = np.take_along_axis(theirs, running[None], axis=0)[0]
-            begin = end - np.take_along_axis(costs.actions_s, self.costs[self.rows[sender]][running][None], axis=0)[0]
-            busy = (asked < end) & (begin <= (asked + way) * (1 + 1e-9))
-            waits[row] = costs.late_s[transfer] * busy
+        waits, every = np.zeros_like(ends), np.arange(ends.shape[1])
+        for sender, asks in groupby(self.asks, key=lambda ask: ask.sender):
+            rows = self.rows[sender]
+            theirs = ends[rows]
+            begins = theirs - costs.actions_s[self.costs[rows]]
+            for row, before, transfer, _ in asks:
+                asked, way = ends[before], costs.transfers_s[transfer]
+                running = np.minimum(np.count_nonzero(theirs <= asked, axis=0), len(theirs) - 1)
+                busy = (asked < theirs[running, every]) & (begins[running, every] <= (asked + way) * (1 + 1e-9))
+                waits[row] = costs.late_s[transfer] * busy
         return waits
 
     def _walk(self, costs: Costs, ends: Floats, waits: Floats | None = None, factors: Floats | None = None) -> None:

@@ -26,13 +26,23 @@ def compiled(function: FunctionType, *helpers: FunctionType) -> Callable[..., An
     takes four fifths of the time.
     """
     njit = importlib.import_module("numba").njit
+    options = _uncounted()
     names = dict(function.__globals__)
     made: Any = None
     for part in (*helpers, function):
-        made = njit(cache=True, _nrt=False)(FunctionType(part.__code__, names, part.__name__))
+        made = njit(cache=True, **options)(FunctionType(part.__code__, names, part.__name__))
         names[part.__name__] = made
     compiled_function: Callable[..., Any] = made
     return compiled_function
+
+
+def _uncounted() -> dict[str, bool]:
+    """Numba's option for that, which has no public name; none where a release has it no more: then loops are slower."""
+    try:
+        known = importlib.import_module("numba.core.options").DefaultOptions
+    except (ImportError, AttributeError):
+        return {}
+    return {"_nrt": False} if hasattr(known, "_nrt") else {}
 
 
 def same(value: float, count: int, *, fast: bool, whole: bool = False) -> Any:

@@ -6,7 +6,7 @@ stages are uneven, and their seconds, links and memory give another order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from autopipe.core.errors import UsageError
@@ -30,15 +30,28 @@ class Choice(NamedTuple):
     found: Found
 
 
-def settled(case: Case, kind: Kind) -> Choice | None:
-    """The case's best split; where the schedule looks at times, with the order for it. None where nothing fits."""
-    if not kind.looks_at_times:
-        return Choice(case, case.best) if case.best else None
-    found = (_settled(placed, kind) for placed in _placed(case, kind))
+def settled(placed: Iterable[Case], kind: Kind) -> Choice | None:
+    """The best split of a case in its placements; where the schedule looks at times, with the order for it.
+
+    None where nothing fits.
+    """
+    return _best(_settled(case, kind) if kind.looks_at_times else _first(case) for case in placed)
+
+
+def looked_at(placed: Iterable[Case]) -> Choice | None:
+    """The best split of a case in its placements with the orders at hand; None where nothing fits."""
+    return _best(map(_first, placed))
+
+
+def _first(case: Case) -> Choice | None:
+    return Choice(case, case.best) if case.best else None
+
+
+def _best(found: Iterable[Choice | None]) -> Choice | None:
     return min((choice for choice in found if choice), key=lambda choice: choice.found.step_s, default=None)
 
 
-def _placed(case: Case, kind: Kind) -> Iterator[Case]:
+def placed_as(case: Case, kind: Kind) -> Iterator[Case]:
     """The case, and the same in the other placements that its schedule takes."""
     table = case.schedule
     yield case
@@ -49,7 +62,7 @@ def _placed(case: Case, kind: Kind) -> Iterator[Case]:
 
 def _settled(case: Case, kind: Kind) -> Choice | None:
     """Split and order in turn, while the step gets shorter."""
-    best = Choice(case, case.best) if case.best else None
+    best = _first(case)
     positions = case.best.positions if case.best else _closest(case)
     for _ in range(_ROUNDS if positions else 0):
         table = _made(case, kind, positions)

@@ -19,7 +19,7 @@ from autopipe.planning.cases import Case
 from autopipe.planning.family import Family, family, sharp_family
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
-from autopipe.planning.remaking import Choice, settled
+from autopipe.planning.remaking import Choice, looked_at, placed_as, settled
 from autopipe.planning.tables import Setting
 
 SAME = 1e-9
@@ -37,6 +37,9 @@ _FAR = 0.02
 
 _GLANCES = 3
 """So many cases are looked at where a good plan is enough."""
+
+_REMADE = 0.1
+"""Orders are not made for a case's stages where it is slower with those for equal stages by more than this."""
 
 _Name = tuple[int, int, int, str, int, str]
 
@@ -91,6 +94,7 @@ class Space:
     _bounds: dict[_Name, float] = field(default_factory=dict)
     _choices: dict[_Name, Choice | None] = field(default_factory=dict)
     _free: dict[tuple[int, int, tuple[int, ...]], float] = field(default_factory=dict)
+    _placed: dict[_Name, tuple[Case, ...]] = field(default_factory=dict)
 
     def all(self) -> Sequence[Key]:
         """All cases whose shape the schedule takes."""
@@ -217,8 +221,28 @@ class Space:
     def choice(self, key: Key) -> Choice | None:
         """The best split of a key's case, with the order that is made for it."""
         if key.name not in self._choices:
-            self._choices[key.name] = settled(self.case(key), key.kind)
+            plain = self._without_recomputation(key)
+            self._choices[key.name] = self.choice(plain) if plain else settled(self.placed(key), key.kind)
         return self._choices[key.name]
+
+    def _without_recomputation(self, key: Key) -> Key | None:
+        """The key of the same plans, where the space has it too: of this one no layer recomputes, and all fits."""
+        plain = key._replace(recompute="none")
+        also = plain != key and "none" in self._rules(key.kind, key.stages_per_rank)
+        return plain if also and not self.case(key).tight else None
+
+    def placed(self, key: Key) -> tuple[Case, ...]:
+        """The case of a key, in all placements that its schedule takes; made for equal stages."""
+        if key.name not in self._placed:
+            self._placed[key.name] = tuple(placed_as(self.case(key), key.kind))
+        return self._placed[key.name]
+
+    def behind(self, key: Key, best: Choice) -> bool:
+        """Whether a case is so far behind that orders made for its stages will not make it the best."""
+        if not key.kind.looks_at_times or key.name in self._choices:
+            return False
+        look = looked_at(self.placed(key))
+        return look is not None and look.found.step_s > best.found.step_s * (1 + _REMADE)
 
     def near(self, key: Key) -> Choice | None:
         """A good split of a key's case, without moving cuts and for the order at hand; the best where that is known."""
@@ -331,6 +355,7 @@ class Space:
             _bounds={},
             _choices={},
             _free={},
+            _placed={},
         )
 
     def fits(self) -> bool:
@@ -353,7 +378,8 @@ def search(space: Space, *, below_s: float = float("inf")) -> Answer:
 
     A case whose bound is above the best step is not simulated, so the answer is the same as if all were, unless the
     search ends early, after ``_EFFORT`` actions. Then the bound is that of the cases that are left. Of a large case
-    that is far from the best one no cuts are moved. Cases whose bound is not below ``below_s`` are of no interest.
+    that is far from the best one no cuts are moved, and no orders are made for the stages of one that is far behind.
+    Cases whose bound is not below ``below_s`` are of no interest.
     """
     queue = _queue(space)
     best, least, effort = None, float("inf"), 0
@@ -370,6 +396,8 @@ def search(space: Space, *, below_s: float = float("inf")) -> Answer:
             break
         effort += space.case(key).actions
         if best is not None and space.glanced(key) and _far(space.near(key), best):
+            continue
+        if best is not None and space.behind(key, best):
             continue
         if (choice := space.choice(key)) is not None:
             best = _better(best, choice)
