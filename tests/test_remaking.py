@@ -9,7 +9,8 @@ from autopipe.core.validation import validate
 from autopipe.planning.cases import Case
 from autopipe.planning.outcome import outcome
 from autopipe.planning.ranges import Ranges
-from autopipe.planning.remaking import memory_for, settled, shape_for
+from autopipe.planning.remaking import Choice, memory_for, placed_as, settled, shape_for
+from autopipe.planning.space import Key, Space
 from autopipe.planning.tables import Setting
 from autopipe.search import plan
 from tests.synthetic import chain, cluster
@@ -27,24 +28,30 @@ def case(
     return Case.of(setting, Ranges.of(profile, 1, optimizer="adamw"), table, 1, "none")
 
 
+def made(given: Case) -> Choice | None:
+    """Its best split, with the order for it."""
+    named = kind(given.schedule.name)
+    return settled(placed_as(given, named), named)
+
+
 @pytest.mark.parametrize(
     ("name", "number"), [("ZB-H1", 1), ("ZB-1p", 1), ("ZB-V", 2), ("V-Half", 2), ("Synthesized", 2)]
 )
 def test_an_order_for_the_stages_is_no_slower(name: str, number: int) -> None:
     before = case(name, number)
-    found = settled(before, kind(name))
+    found = made(before)
     assert found is not None
     assert before.best is not None
     assert found.found.step_s <= before.best.step_s
     validate(found.case.schedule)
-    made = outcome(found.case, found.found.positions)
-    assert made.timeline.step_s == pytest.approx(found.found.step_s, rel=1e-6)
+    again = outcome(found.case, found.found.positions)
+    assert again.timeline.step_s == pytest.approx(found.found.step_s, rel=1e-6)
 
 
 def test_synthesized_gains_on_uneven_stages() -> None:
     before = case("Synthesized", 1)
-    found = settled(before, kind("Synthesized"))
-    known = settled(case("1F1B", 1), kind("1F1B"))
+    found = made(before)
+    known = made(case("1F1B", 1))
     assert found is not None
     assert known is not None
     assert found.found.step_s < known.found.step_s
@@ -52,7 +59,7 @@ def test_synthesized_gains_on_uneven_stages() -> None:
 
 def test_a_schedule_that_does_not_look_is_left_as_it_is() -> None:
     before = case("1F1B", 1)
-    found = settled(before, kind("1F1B"))
+    found = made(before)
     assert found is not None
     assert found.case is before
 
@@ -61,10 +68,10 @@ def test_the_limit_is_kept_where_the_order_for_equal_stages_exceeds_it() -> None
     """1F1B's warm-up does not fit here; an order with fewer micro-batches in flight does."""
     tight = case("Synthesized", 1, ranks=3, held=100, limit=500)
     assert tight.best is None
-    found = settled(tight, kind("Synthesized"))
+    found = made(tight)
     assert found is not None
     assert found.found.bytes <= 500
-    assert settled(case("1F1B", 1, ranks=3, held=100, limit=500), kind("1F1B")) is None
+    assert made(case("1F1B", 1, ranks=3, held=100, limit=500)) is None
 
 
 def test_memory_is_what_the_limit_leaves() -> None:
@@ -84,3 +91,29 @@ def test_a_plan_takes_the_order_that_was_made_for_it() -> None:
     assert made.predicted.step_s >= made.lower_bound_s * (1 - 1e-9)
     named = plan(chain(UNEVEN, held_bytes=10), cluster(2), global_batch=6, depths=[2], schedules=["all"])
     assert named.predicted.step_s <= made.predicted.step_s * (1 + 1e-9)
+
+
+def test_where_nothing_recomputes_the_same_plan_is_not_sought_twice() -> None:
+    plain = Key(2, 1, 1, kind("Interleaved1F1B"), 2, "none")
+    again = plain._replace(recompute="auto")
+    loose, tight = (space_of("Interleaved1F1B", limit) for limit in (10**9, 120))
+    assert loose.choice(plain) is not None
+    assert loose.choice(again) is loose.choice(plain)
+    assert tight.choice(plain) is not None
+    assert tight.choice(again) is not tight.choice(plain)
+
+
+def test_what_is_far_behind_gets_no_order_of_its_own() -> None:
+    key = Key(2, 1, 1, kind("ZB-H1"), 1, "auto")
+    space = space_of("ZB-H1", 10**9)
+    best = space_of("ZB-H1", 10**9).choice(key)
+    assert best is not None
+    assert not space.behind(key, best)
+    assert space.behind(key, best._replace(found=best.found._replace(step_s=best.found.step_s / 2)))
+
+
+def space_of(name: str, limit: int) -> Space:
+    """The plans of a schedule on two ranks."""
+    profile = chain(UNEVEN, held_bytes=10, output_elements=1)
+    setting = Setting(profile, cluster(2), "adamw", (limit,) * 2, {})
+    return Space(setting, 6, (2,), (1,), (1,), (kind(name),), "auto")

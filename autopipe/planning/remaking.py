@@ -53,8 +53,10 @@ def _best(found: Iterable[Choice | None]) -> Choice | None:
 
 def placed_as(case: Case, kind: Kind) -> Iterator[Case]:
     """The case, and the same in the other placements that its schedule takes."""
-    table = case.schedule
     yield case
+    if not kind.also:
+        return
+    table = case.schedule
     for placement in kind.placements(table.ranks, case.parts // table.ranks)[1:]:
         shape = Shape(table.ranks, table.micro_batches, placement)
         yield case.ordered(kind.table(shape, [case.ranges.times(table.stages)] * table.stages))
