@@ -36,7 +36,6 @@ from autopipe.runtime.devices import (
 )
 from autopipe.runtime.emulated import MESSAGE_NUMBERS, NUMBER_BYTES, runtime_costs
 from autopipe.runtime.gradients import sum_gradients
-from autopipe.runtime.host import hurry_messages
 
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 REPEATS = 15
@@ -193,7 +192,6 @@ def _sum_costs(pair: tuple[int, int], device: torch.device) -> tuple[float, floa
     group = dist.new_group(list(pair))
     if dist.get_rank() not in pair:
         return 0.0, 0.0
-    hurry_messages()  # the group's threads too
     least_s = _sum_s([nn.Parameter(torch.zeros(SMALL, device=device))], group, device)
     many = [nn.Parameter(torch.zeros(USUAL, device=device)) for _ in range(MANY)]
     more_s = _sum_s(many, group, device) - least_s

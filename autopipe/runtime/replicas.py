@@ -19,6 +19,7 @@ from torch import nn
 from autopipe.core.errors import UsageError
 from autopipe.core.plan import PLANNED_ONLY, Plan
 from autopipe.runtime.gradients import sum_gradients
+from autopipe.runtime.host import hurry_messages
 
 
 def require_equal(plan: Plan) -> Plan:
@@ -53,8 +54,10 @@ class Replica:
             )
         index, rank = divmod(dist.get_rank(), depth)
         if count == 1:
+            hurry_messages()
             return cls(index, count, rank, depth)
         pipelines = [dist.new_group(range(k * depth, (k + 1) * depth)) for k in range(count)]
+        hurry_messages()  # not of the groups that sum, which are made later: there it makes waking up slower
         peers = [dist.new_group(range(r, depth * count, depth)) for r in range(depth)]
         return cls(index, count, rank, depth, pipelines[index], peers[rank])
 

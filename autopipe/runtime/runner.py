@@ -15,7 +15,6 @@ from autopipe.core.reduction import MEAN, Reduction
 from autopipe.core.schedule import Action, Op, Schedule, stages_on
 from autopipe.runtime.batches import Part, Weighed, check_size, divide
 from autopipe.runtime.capture import Captured
-from autopipe.runtime.host import hurry_messages
 from autopipe.runtime.in_turn import check_in_turn
 from autopipe.runtime.joining import Output
 from autopipe.runtime.own.executor import Executor
@@ -79,7 +78,6 @@ class Runner:
         self._holders = holders_of(captured, schedule, cuts, self.modules)
         shared = [holders(captured, schedule, cuts, name) for name, _ in captured.model.named_parameters()]
         self._sums = GradientSums(self.replica, self._holders, shared) if training else None
-        hurry_messages()  # of the groups that were just made
 
     def _runtime(self, rows: int, count: int, *, loss: bool) -> TorchRuntime | OwnRuntime:
         """The runtime for so many micro-batches of a size; those that were made share the stages."""
