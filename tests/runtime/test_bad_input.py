@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from multiprocessing.forkserver import _forkserver
 from pathlib import Path
 
 import pytest
@@ -67,14 +68,21 @@ def run(tmp_path, monkeypatch, capfd):
 
 
 def left_over(mark: Path) -> list[str]:
-    """Processes that still carry the test's mark in their environment; the interpreter's own helper may."""
+    """Processes that still carry the test's mark in their environment, or were forked for it.
+
+    The interpreter's own helpers may stay, one that tracks and one that forks: they end with it.
+    """
+    forkserver = _forkserver._forkserver_pid
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             environment, command = (process / "environ").read_bytes(), (process / "cmdline").read_text()
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-        if f"AUTOPIPE_TEST_MARK={mark}\0".encode() in environment and "resource_tracker" not in command:
+        marked = f"AUTOPIPE_TEST_MARK={mark}\0".encode() in environment
+        helper = int(process.name) == forkserver or "resource_tracker" in command
+        if (marked or parent == forkserver) and not helper:
             found.append(command.replace("\0", " "))
     return found
 
