@@ -263,6 +263,8 @@ def _entry(function: Callable[..., T], args: tuple[Any, ...], folder: Path, thre
             return function(*args)
     except BaseException as error:
         _note_error(folder, rank, error)
+        if _is_echo(_told(error)):
+            time.sleep(_LATER_S)
         raise
 
 
@@ -349,8 +351,7 @@ def _first_error(folder: Path, ranks: int, failure: ChildFailedError) -> Autopip
     hung = folder / "hung"
     if hung.exists():
         return RankFailed(hung.read_text())
-    echo = ("Connection closed by peer", "Connection reset", "Broken pipe", "connection was reset")
-    own = sorted(entry for entry in noted if not any(text in entry[2] for text in echo))
+    own = sorted(entry for entry in noted if not _is_echo(entry[2]))
     if own:
         _, content, told, text, rank = own[0]
         known = pickle.loads(content)
@@ -360,6 +361,11 @@ def _first_error(folder: Path, ranks: int, failure: ChildFailedError) -> Autopip
     rank, process = min(dead.items(), default=(failure.get_first_failure()))
     others = "; all other ranks were ended" if ranks > 1 else ""
     return RankFailed(f"rank {rank} {_death(process.exitcode, watching.rows_of(folder, ranks)[rank])}{others}")
+
+
+def _is_echo(told: str) -> bool:
+    """Whether an error only says that another rank is gone."""
+    return any(text in told for text in _ECHO)
 
 
 def _death(code: int, last: watching.Row) -> str:
@@ -374,6 +380,10 @@ def _death(code: int, last: watching.Row) -> str:
         how, help_ = f"was killed by {number.name}", _SIGNAL_HELP.get(number, _CRASH_HELP)
     return f"{how} while {doing or 'starting'} ({help_})"
 
+
+_ECHO = ("Connection closed by peer", "Connection reset", "Broken pipe", "connection was reset")
+_LATER_S = 1.0
+"""A rank that only lost another ends so much later: of those that have ended when it looks, the launcher tells one."""
 
 _CRASH_HELP = "native code crashed: set PYTHONFAULTHANDLER=1 to see where"
 _SIGNAL_HELP = {
