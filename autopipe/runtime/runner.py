@@ -224,9 +224,16 @@ def make_optimizer(
 def holders_of(
     captured: Captured, schedule: Schedule, cuts: Sequence[int], modules: Sequence[StageModule]
 ) -> dict[nn.Parameter, tuple[int, ...]]:
-    """The ranks that hold each trained parameter of these stages, ascending."""
+    """The ranks that hold each trained parameter of these stages, ascending; parameters in the model's order.
+
+    Gradients are summed several at a time, so all ranks must take them in one order, whichever stage has them first.
+    """
     held = {name: p for module in modules for name, p in module.named_parameters(remove_duplicate=False)}
-    return {p: holders(captured, schedule, cuts, name) for name, p in held.items() if p.requires_grad}
+    known: dict[int, int] = {}
+    named = captured.model.named_parameters(remove_duplicate=False)
+    order = {name: known.setdefault(id(p), number) for number, (name, p) in enumerate(named)}
+    ordered = sorted((name for name, p in held.items() if p.requires_grad), key=lambda name: order[name])
+    return {held[name]: holders(captured, schedule, cuts, name) for name in ordered}
 
 
 def changed_state(captured: Captured, modules: Sequence[StageModule]) -> list[torch.Tensor]:

@@ -145,6 +145,11 @@ def test_a_frozen_stage_sends_no_gradient(ranks: Ranks) -> None:
         assert worst < 1e-5, where
 
 
+def test_ranks_sum_shared_parameters_in_one_order(ranks: Ranks) -> None:
+    """An encoder that is called twice: the outer rank has its first layer first, the inner one its second."""
+    check(ranks, "siamese", 4, (0, 1, 1, 0), split=False, seed=1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [case.name for case in ZOO.values() if not case.refused])
 def test_the_whole_zoo_on_ranks(ranks: Ranks, name: str) -> None:
