@@ -21,12 +21,13 @@ from autopipe.planning.limits import limited_by
 from autopipe.planning.nofit import no_plan_fits
 from autopipe.planning.order import placed
 from autopipe.planning.outcome import outcome
+from autopipe.planning.pieces import ties
 from autopipe.planning.request import pinned_stages, wanted_depths, wanted_kinds, wanted_micro_batches, wanted_replicas
 from autopipe.planning.shared_plan import with_unequal
 from autopipe.planning.space import Space, search
 from autopipe.planning.tables import Setting
 from autopipe.planning.whynot import rejected
-from autopipe.planning.writing import by_rank, can_split, devices_of, notes, prediction, stages, table, ties
+from autopipe.planning.writing import by_rank, can_split, devices_of, notes, prediction, stages, table
 
 RECOMPUTE = ("auto", "none", "all")
 
@@ -117,7 +118,7 @@ def plan(
         schedule=ScheduleTable.of(table(chosen)),
         stages=stages(chosen),
         hops=chosen.case.hops,
-        ties=ties(chosen),
+        ties=ties(profile, chosen.bounds),
         overhead_s=profile.overhead_s,
         memory_limit_bytes=by_rank(chosen, chosen.case.seats.limits),
         predicted=prediction(chosen, global_batch),

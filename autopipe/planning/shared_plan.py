@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopipe.core.errors import UsageError
-from autopipe.core.plan import PLANNED_ONLY, Plan, Prediction, Rejected, ScheduleTable, Stage, TiedParameter
+from autopipe.core.plan import PLANNED_ONLY, Plan, Prediction, Rejected, ScheduleTable
 from autopipe.core.units import format_percent
 from autopipe.jitter import jitter_s
+from autopipe.planning.pieces import stage, ties
 from autopipe.planning.space import Space
 from autopipe.planning.unequal import MOST_DEVICES, Shared, best_unequal, least_unequal_s
 from autopipe.simulate import Graph, costs_of
@@ -43,9 +44,12 @@ def _in_place_of(plan: Plan, found: Shared, bound_s: float) -> Plan:
         replicas=1,
         stages_per_rank=1,
         schedule=ScheduleTable.of(found.schedule),
-        stages=tuple(_stage(found, index) for index in range(len(found.bounds))),
+        stages=tuple(
+            replace(stage(profile, index, index, bounds, found.costs[index], found.recompute[index]), replicas=count)
+            for index, (bounds, count) in enumerate(zip(found.bounds, found.replicas, strict=True))
+        ),
         hops=found.hops,
-        ties=_ties(found),
+        ties=ties(profile, found.bounds),
         memory_limit_bytes=found.limits,
         predicted=predicted,
         lower_bound_s=bound_s,
@@ -65,33 +69,6 @@ def _prediction(found: Shared) -> Prediction:
         more_s = jitter_s(profile.jitter, Graph.of(found.schedule), costs, line, max(found.replicas))
     step_s = line.step_s + more_s
     return Prediction(step_s, found.space.global_batch / step_s, line.idle, line.peak_bytes, more_s)
-
-
-def _stage(found: Shared, index: int) -> Stage:
-    profile, (start, stop) = found.space.setting.profile, found.bounds[index]
-    layers = profile.layers[start:stop]
-    return Stage(
-        index=index,
-        rank=index,
-        start=start,
-        stop=stop,
-        layers=tuple(layer.name for layer in layers),
-        modules=tuple(dict.fromkeys(module for layer in layers for module in layer.modules)),
-        costs=found.costs[index],
-        receives=profile.crossing(start),
-        sends=profile.crossing(stop) if stop < len(profile.layers) else (),
-        recompute=tuple(profile.layers[layer].name for layer in found.recompute[index]),
-        replicas=found.replicas[index],
-    )
-
-
-def _ties(found: Shared) -> tuple[TiedParameter, ...]:
-    ties = []
-    for tie in found.space.setting.profile.ties:
-        holders = tuple(s for s, (a, b) in enumerate(found.bounds) if any(a <= layer < b for layer in tie.layers))
-        if len(holders) > 1:
-            ties.append(TiedParameter(tie.name, holders, tie.bytes))
-    return tuple(ties)
 
 
 def _against(row: Rejected, step_s: float) -> Rejected:

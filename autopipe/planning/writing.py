@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from autopipe.core.plan import Prediction, Rejected, Stage, TiedParameter
+from autopipe.core.plan import Prediction, Rejected, Stage
 from autopipe.core.profile import NOISY
 from autopipe.core.schedule import Schedule
 from autopipe.core.units import format_duration, format_percent, many
 from autopipe.core.versions import delays
 from autopipe.planning.band import band_notes
 from autopipe.planning.outcome import Outcome
+from autopipe.planning.pieces import stage
 from autopipe.planning.space import Space
 
 T = TypeVar("T")
@@ -39,32 +40,11 @@ def by_rank(chosen: Outcome, values: Sequence[T]) -> tuple[T, ...]:
 
 def stages(chosen: Outcome) -> tuple[Stage, ...]:
     """The stages with their layers, costs and boundaries."""
-    profile = chosen.case.setting.profile
+    ranks, profile = chosen.case.seats.ranks, chosen.case.setting.profile
     return tuple(
-        Stage(
-            index=index,
-            rank=chosen.case.seats.ranks[chosen.case.outline.placement[index]],
-            start=start,
-            stop=stop,
-            layers=tuple(layer.name for layer in profile.layers[start:stop]),
-            modules=tuple(dict.fromkeys(m for layer in profile.layers[start:stop] for m in layer.modules)),
-            costs=chosen.costs[index],
-            receives=profile.crossing(start),
-            sends=profile.crossing(stop) if stop < len(profile.layers) else (),
-            recompute=tuple(profile.layers[i].name for i in chosen.recompute[index]),
-        )
-        for index, (start, stop) in enumerate(chosen.bounds)
+        stage(profile, index, ranks[chosen.case.outline.placement[index]], bounds, chosen.costs[index], again)
+        for index, (bounds, again) in enumerate(zip(chosen.bounds, chosen.recompute, strict=True))
     )
-
-
-def ties(chosen: Outcome) -> tuple[TiedParameter, ...]:
-    """The parameters that more than one stage holds."""
-    found = []
-    for tie in chosen.case.setting.profile.ties:
-        holders = tuple(s for s, (a, b) in enumerate(chosen.bounds) if any(a <= layer < b for layer in tie.layers))
-        if len(holders) > 1:
-            found.append(TiedParameter(tie.name, holders, tie.bytes))
-    return tuple(found)
 
 
 def prediction(chosen: Outcome, global_batch: int) -> Prediction:
