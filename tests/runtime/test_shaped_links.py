@@ -214,7 +214,7 @@ def test_two_namespaces_are_two_hosts_with_the_link_s_bandwidth(hosts, tmp_path,
            (("one way", one), ("both ways", both), ("measured", found))})  # fmt: skip
     assert one == pytest.approx(ON_THE_WIRE * bits_s / 8, rel=0.02)
     assert found == pytest.approx(both, rel=0.1)
-    assert found == pytest.approx(bits_s / 8, rel=0.1 if bits_s > 100_000_000 else 0.15)
+    assert found == pytest.approx(bits_s / 8, rel=0.1)
 
 
 def test_a_slow_link_moves_the_cut_to_the_narrow_activation(hosts, tmp_path):
