@@ -16,7 +16,7 @@ import autopipe.schedules
 from autopipe import cli
 from autopipe.core import files
 from autopipe.core.cluster import Link
-from autopipe.core.errors import CannotExport, NoPlanFits, UsageError
+from autopipe.core.errors import AutopipeError, CannotExport, NoPlanFits, UsageError
 from autopipe.core.plan import Plan
 from autopipe.core.profile import Profile, Tie
 from autopipe.core.schedule import kind, kinds
@@ -193,6 +193,11 @@ def test_summing_the_gradients_of_both_ways_takes_time() -> None:
     sums = [2 * (0.01 + stage.costs.gradient_bytes / 2 / 1e9) for stage in slow.stages]
     assert [stage.costs.reduce_s for stage in slow.stages] == pytest.approx(sums)
     assert slow.stages[0].costs.optimizer_s == 0.0
+
+
+def test_a_two_way_pipeline_takes_a_micro_batch_each_way() -> None:
+    with pytest.raises(AutopipeError, match="it takes two micro-batches or more, one each way"):
+        planned("Chimera", depth=2, batch=1)
 
 
 def test_pins_name_parts_of_a_two_way_pipeline() -> None:

@@ -25,12 +25,14 @@ from autopipe.core.schedule import TWO_WAY, Action, Op, Order, Shape, StageTimes
 from autopipe.ordering.two_way import listed
 
 
-def refuses_odd(shape: Shape) -> str | None:
-    """A rank holds a part of each replica, and they must be different ones."""
-    return "it takes an even number of ranks" if shape.ranks % 2 else None
+def refuses(shape: Shape) -> str | None:
+    """A rank holds a part of each replica, and they must be different ones; each replica needs a micro-batch."""
+    if shape.ranks % 2:
+        return "it takes an even number of ranks"
+    return "it takes two micro-batches or more, one each way" if shape.micro_batches < 2 else None
 
 
-@schedule("Chimera", placement=TWO_WAY, refuses=refuses_odd, looks_at_times=True)
+@schedule("Chimera", placement=TWO_WAY, refuses=refuses, looks_at_times=True)
 def chimera(shape: Shape, times: Sequence[StageTimes]) -> Order:
     """Units of p micro-batches, half of them each way."""
     return _best(shape, times, together=1)
@@ -39,7 +41,7 @@ def chimera(shape: Shape, times: Sequence[StageTimes]) -> Order:
 @schedule(
     "Chimera-Doubled",
     placement=TWO_WAY,
-    refuses=refuses_odd,
+    refuses=refuses,
     looks_at_times=True,
     aliases=("Chimera-ForwardDoubling", "Chimera-BackwardHalving"),
 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopipe.core.schedule import TWO_WAY, Order, Shape, StageTimes, schedule
-from autopipe.schedules.chimera import refuses_odd
+from autopipe.schedules.chimera import refuses
 from autopipe.schedules.dualpipe_v import Row
 
 
@@ -24,7 +24,7 @@ def _refuses(shape: Shape) -> str | None:
         return "half of the micro-batches go each way: their number must be even"
     if shape.micro_batches < 2 * shape.ranks:
         return f"it needs at least {2 * shape.ranks} micro-batches, two for each rank"
-    return refuses_odd(shape)
+    return refuses(shape)
 
 
 @schedule("DualPipe", placement=TWO_WAY, refuses=_refuses)
