@@ -5,8 +5,9 @@ In this order, until one is within ``ENOUGH`` of the bound, or the tries are spe
 1. list scheduling with the rules that have proved useful;
 2. the known schedules, made for these stages, as far as they fit in memory; all of them, unless the bound is met;
 3. the building blocks of those on the V placement, which in little memory reach lower than list scheduling does;
-4. evolution of the rules of list scheduling (ordering/evolution.py);
-5. annealing of the best orders (ordering/annealing.py).
+4. where there are many micro-batches, the same for fewer, and its steady state repeats (ordering/stretching.py);
+5. evolution of the rules of list scheduling (ordering/evolution.py);
+6. annealing of the best orders (ordering/annealing.py).
 
 So it is never slower than the best known schedule that fits. At equal times, in the memory of p micro-batches:
 
@@ -18,7 +19,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 
 import autopipe.schedules  # noqa: F401  (registers the known ones)
 from autopipe.core.errors import UsageError
@@ -31,6 +33,7 @@ from autopipe.ordering.listing import Rules, listed
 from autopipe.ordering.passes import block_variants
 from autopipe.ordering.presets import MANY, backward_first, in_turn, room
 from autopipe.ordering.rows import Listed
+from autopipe.ordering.stretching import stretched
 from autopipe.schedules import v_half, v_min, zb_v
 
 ENOUGH = 1e-3
@@ -39,28 +42,40 @@ ENOUGH = 1e-3
 _EXACT = 1e-9
 """An order within this part of the bound is the best there is."""
 
-_EVOLVING = 0.7
-"""The part of the tries and of the time that evolution gets; annealing has the rest."""
+_LISTING = 0.4
+"""List scheduling gets this part of the time at most: the known schedules come behind it, however long they take."""
+
+_FEW = 3
+"""Where there are twice as many, so many times as many micro-batches as ranks are searched first, and the remainder."""
+
+_STRETCHING = 0.3
+"""The part of the tries and of the time that the search for few micro-batches gets."""
+
+_EVOLVING = 0.5
+"""The part of what is then left that evolution gets; annealing has the rest."""
+
+_ISLANDS, _ISLAND = 4, 1000
+"""Evolution begins anew so many times, where each gets so many tries: now one, now another gets stuck early."""
 
 _PARTS = 4
 """Annealing begins anew so many times at the least, each from the best so far."""
 
-_LINES = 3
-"""Annealing goes on from so many orders, in turn."""
+_LINES = 8
+"""Annealing goes on from so many orders, in turn; each time that all had theirs, the worst one has had its last."""
 
-_FAST_PART, _PART = 60_000_000, 2_000_000
-"""Actions that a part of annealing walks at most, compiled and in plain Python: about a second."""
+_WARM = (0.0005, 0.002, 0.001)
+"""How much longer a step may get at first, as a part: every time that all orders have had their turn the next one."""
 
-_FAST_WALK_S, _WALK_S = 1e-8, 1e-6
-"""Seconds for an action of those, about: until it has been measured."""
+_PART = 200_000_000
+"""A part of annealing makes so many moves at most, times the actions: about a tenth of a second in machine code."""
 
-_ANNEALED = ", annealed"
+_STRETCHED, _ANNEALED = "fewer micro-batches", ", annealed"
 
 TRIES = 300
 """Orders that are looked at where no other number is asked for: a second or two of plain Python for 1,000 actions."""
 
-_MOVES = 8
-"""So many moves of annealing count as one order of list scheduling."""
+_MOVES = 200
+"""So many moves of annealing count as one order of list scheduling: both take about as long."""
 
 NAME = "Synthesized"
 
@@ -116,7 +131,11 @@ def synthesized(shape: Shape, times: Sequence[StageTimes]) -> Order:
 
 @dataclass
 class _Search:
-    """The search's state: the best so far and the tries left."""
+    """The search's state: the best so far, others, the tries left. ``last_s`` is what its end takes, about.
+
+    An ``inner`` one is for fewer micro-batches than are asked for. It leaves out the known schedules and splits all
+    backwards of a stage or none, so that its orders can be stretched.
+    """
 
     shape: Shape
     times: Sequence[StageTimes]
@@ -125,22 +144,25 @@ class _Search:
     budget_s: float | None
     seed: int
     fast: bool
+    inner: bool = False
     best: Listed | None = None
     origin: str = ""
-    others: list[Listed] = field(default_factory=list)
+    others: list[tuple[Listed, str]] = field(default_factory=list)
     started: float = field(default_factory=time.process_time)
     bound_s: float = 0.0
+    last_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.bound_s = makespan_bound_s(self.shape, self.times, self.memory)
         self._alone()
+        self.last_s = time.process_time() - self.started
         self._list()
-        if self.best is None or self.best.makespan_s > self.bound_s * (1 + _EXACT):
+        if not self.inner and (self.best is None or self.best.makespan_s > self.bound_s * (1 + _EXACT)):
             self._known()
-        for step in (self._blocks, self._evolve, self._anneal):
-            if not self._over():
+        for step in (self._blocks, self._stretch, self._evolve, self._anneal):
+            if not self._over(self._until(1.0)):
                 step()
-        if self.best is not None:
+        if self.best is not None and not self.inner:
             self._offer(merged(self.best, times=self.times, memory=self.memory), self.origin)
 
     @property
@@ -148,10 +170,14 @@ class _Search:
         """How many actions an order has where all backwards are split."""
         return 3 * self.shape.stages * self.shape.micro_batches
 
-    def _over(self, next_s: float = 0.0) -> bool:
-        """Whether the bound is met, or the time would be over behind a step that takes so long."""
-        late = self.budget_s is not None and time.process_time() + next_s - self.started > self.budget_s
-        return late or (self.best is not None and self._enough(self.best.makespan_s))
+    def _until(self, part: float) -> float:
+        """When this part of the time that is left will have passed, on the processor's clock."""
+        now = time.process_time()
+        return inf if self.budget_s is None else now + part * (self.started + self.budget_s - self.last_s - now)
+
+    def _over(self, until: float) -> bool:
+        """Whether the bound is met, or the time over."""
+        return time.process_time() > until or (self.best is not None and self._enough(self.best.makespan_s))
 
     def _enough(self, makespan_s: float) -> bool:
         return makespan_s <= self.bound_s * (1 + ENOUGH)
@@ -178,54 +204,94 @@ class _Search:
             return
         for block in (zb_v, v_half, v_min):
             variants = [rules for rules in block_variants(block.slots(self.shape.ranks)) if not rules.balance]
-            self._try(variants, f"block of {block.__name__.rpartition('.')[2]}")
+            self._try(variants, f"block of {block.__name__.rpartition('.')[2]}", self._until(1.0))
 
     def _list(self) -> None:
-        self._try(_rules(self.shape, self.times), "list scheduling")
+        self._try(_rules(self.shape, self.times), "list scheduling", self._until(_LISTING))
 
-    def _try(self, rules: Sequence[Rules], origin: str) -> None:
+    def _try(self, rules: Sequence[Rules], origin: str, until: float) -> None:
         for rule in rules:
-            if self._over() or self.tries < 1:
+            if self._over(until) or self.tries < 1:
                 return
             self.tries -= 1
             self._offer(listed(self.shape, self.times, self.memory, rule, fast=self.fast), origin)
 
-    def _evolve(self) -> None:
-        """Most of the tries that are left, and of the time."""
-        tries = int(_EVOLVING * self.tries)
+    def _stretch(self) -> None:
+        """The best order for fewer micro-batches, with some of them again and again."""
+        p, m = self.shape.ranks, self.shape.micro_batches
+        few = replace(self.shape, micro_batches=_FEW * p + m % p)
+        if 2 * few.micro_batches > m:
+            return
+        tries, begin = int(_STRETCHING * self.tries), time.process_time()
         self.tries -= tries
-        now = time.process_time()
-        late = self.budget_s and now + _EVOLVING * (self.started + self.budget_s - now)
+        until = self._until(_STRETCHING)
+        budget_s = until - begin if until < inf else None
+        found = _Search(few, self.times, self.memory, tries, budget_s, self.seed, self.fast, inner=True).best
+        made = stretched(found, self.shape, self.times, self.memory, fast=self.fast) if found else ()
+        until = self._until(_STRETCHING)
+        best = None
+        for each in made:
+            if each and (best is None or each.makespan_s < best.makespan_s):
+                best = each
+            if time.process_time() > until:
+                break
+        if best:
+            self._offer(best, _STRETCHED)
+            self.others = [(best, _STRETCHED)]
+
+    def _evolve(self) -> None:
+        """A part of the tries that are left, and of the time, for evolutions that know nothing of each other."""
+        tries, begin, until = int(_EVOLVING * self.tries), time.process_time(), self._until(_EVOLVING)
+        self.tries -= tries
+        islands = max(1, min(_ISLANDS, tries // _ISLAND))
+        for island in range(islands):
+            found = self._evolved(tries // islands, begin + (until - begin) * (island + 1) / islands, island)
+            self.others += [(each, "evolution") for each in found[: _LINES // islands]]
+            if self._over(until):
+                return
+
+    def _evolved(self, tries: int, until: float, island: int) -> list[Listed]:
         found = evolved(
             self.shape,
             self.times,
             self.memory,
             tries=tries,
             whole=_whole(self.times),
-            enough=lambda value: self._enough(value) or bool(late and time.process_time() > late),
-            seed=self.seed,
+            enough=lambda value: self._enough(value) or time.process_time() > until,
+            seed=self.seed + island,
             fast=self.fast,
         )
         for each in found[:1]:
             self._offer(each, "evolution")
-        self.others = found[:_LINES]
+        return found
 
     def _anneal(self) -> None:
-        """The rest, a part at a time, in turn from the best and from others; parts are short enough to stop in time."""
-        lines = [(each, "evolution") for each in self.others if self.best and each.rows is not self.best.rows]
-        lines = [*([(self.best, self.origin)] if self.best else []), *lines][:_LINES]
-        left, longest = _MOVES * self.tries, (_FAST_PART if self.fast else _PART) // self.actions
-        part = max(1, min(left // _PARTS, longest))
-        took = part * self.actions * (_FAST_WALK_S if self.fast else _WALK_S)
-        for turn in range(left // part if lines else 0):
-            if self._over(took):
-                return
-            start = time.process_time()
-            begun, origin = lines[turn % len(lines)]
-            found = annealed(begun, self.times, self.memory, tries=part, seed=self.seed + turn, fast=self.fast)
-            lines[turn % len(lines)] = found, origin
-            took = time.process_time() - start
-            self._offer(found, origin + _ANNEALED)
+        """The rest, a part at a time, in turn from the best and from others, which each go on from their own best."""
+        lines = [(self.best, self.origin)] if self.best else []
+        lines = [*lines, *(each for each in self.others if each[0] is not self.best)][:_LINES]
+        left, until, turn, parts = _MOVES * self.tries, self._until(1.0), 0, 0
+        part = max(1, min(left // _PARTS, _PART // self.actions))
+        while lines and left >= part:
+            for n, (begun, origin) in enumerate(lines):
+                if self._over(until) or left < part:
+                    return
+                found = self._annealed(begun, part, _WARM[turn % len(_WARM)], parts, until)
+                self._offer(found, origin + _ANNEALED)
+                lines[n], left, parts = (found, origin), left - part, parts + 1
+            turn += 1
+            lines = sorted(lines, key=lambda line: line[0].makespan_s)[: max(2, len(lines) - 1)]
+
+    def _annealed(self, begun: Listed, tries: int, warm: float, number: int, until: float) -> Listed:
+        return annealed(
+            begun,
+            self.times,
+            self.memory,
+            tries=tries,
+            warm=warm,
+            enough=lambda value: self._enough(value) or time.process_time() > until,
+            seed=self.seed + number,
+            fast=self.fast,
+        )
 
 
 def one_by_one(shape: Shape) -> Order:
