@@ -15,11 +15,13 @@ from autopipe.core.errors import UsageError
 from autopipe.core.schedule import Action, Op, Order, Schedule, Shape, StageMemory, StageTimes, kind, kinds, place
 from autopipe.core.validation import validate
 from autopipe.exploring import examine
+from autopipe.ordering import annealing
 from autopipe.ordering.annealing import annealed, evaluated, merged
 from autopipe.ordering.bounds import makespan_bound_s
 from autopipe.ordering.compiled import has_numba
 from autopipe.ordering.rows import Listed
-from autopipe.synthesis import known_order, synthesize
+from autopipe.ordering.stretching import stretched
+from autopipe.synthesis import _Search, known_order, synthesize
 from tests.synthetic import random_schedule
 
 TRIES = 40
@@ -223,6 +225,60 @@ def test_machine_code_gives_the_same_orders() -> None:
             continue
         fast = synthesize(shape, times, memory, tries=60, fast=True)
         assert (fast.order, fast.origin) == (plain.order, plain.origin)
+
+
+@given(seeds)
+@settings(max_examples=40, deadline=None)
+def test_times_are_kept_up_to_date_by_moves(seed: int) -> None:
+    """After moves, when actions begin and what comes behind them is what a look at all of the rows gives."""
+    shape, times, memory = case(seed)
+    order = known_order(kind("GPipe"), shape, times) or known_order(kind("LoopedBFS"), shape, times)
+    found = evaluated(shape, order, times, replace(memory, caps=(9.0,) * shape.ranks)) if order else None
+    if found is None:
+        return
+    given, moved = annealing._given(found, times, memory, False), annealing._state(found, seed, False)
+    moved.spans[0] = moved.spans[1] = annealing.moves.measure(given, moved)
+    if moved.spans[0] < 0:
+        return
+    annealing.moves.anneal(given, moved, 0, 300, 300, 12, 0.05)
+    anew = annealing._state(found, seed, False)._replace(rows=list(moved.rows))
+    assert annealing.moves.measure(given, anew) == pytest.approx(moved.spans[0], rel=1e-12)
+    annealing.moves.anneal(given, anew, 0, 0, 1, 12, 0.0)
+    codes = moved.rows
+    for kept, seen in ((moved.begins, anew.begins), (moved.ends, anew.ends), (moved.afters, anew.afters)):
+        assert [kept[code] for code in codes] == pytest.approx([seen[code] for code in codes], rel=1e-12)
+    assert moved.held == pytest.approx(anew.held, abs=1e-9)
+    assert [moved.places[code] for code in codes] == [*range(len(codes))]
+
+
+def test_a_steady_state_repeats() -> None:
+    """The drawing of stretching.py."""
+    shape, times = Shape(2, 3, (0, 1)), [StageTimes(1, 2, 1, 1)] * 2
+    memory = StageMemory.of(shape, 2)
+    order = known_order(kind("ZB-H1"), shape, times)
+    few = evaluated(shape, order, times, memory) if order else None
+    assert few is not None
+    assert " ".join(map(str, few.order[0])) == "0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2"
+    (made,) = filter(None, stretched(few, replace(shape, micro_batches=5), times, memory))
+    wanted = "0F0 0F1 0I0 0W0 0F2 0I1 0W1 0F3 0I2 0W2 0F4 0I3 0W3 0I4 0W4"
+    assert " ".join(map(str, made.order[0])) == wanted
+    assert made.makespan_s == 5 * 3 + 2
+
+
+@given(seeds)
+@settings(max_examples=40, deadline=None)
+def test_what_is_stretched_is_valid_and_fits(seed: int) -> None:
+    shape, times, memory = case(seed)
+    try:
+        few = _Search(shape, times, memory, TRIES, None, seed, False, inner=True).best
+    except UsageError:
+        return
+    if few is None:
+        return
+    many = replace(shape, micro_batches=shape.micro_batches + 4)
+    for made in filter(None, stretched(few, many, times, memory)):
+        validate(Schedule("stretched", shape.placement, made.order))
+        assert makespan(many, made.order, times, memory) == pytest.approx(made.makespan_s, rel=1e-9)
 
 
 def test_a_listed_order_is_made_of_actions() -> None:

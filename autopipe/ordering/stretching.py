@@ -3,14 +3,13 @@
 How an order begins and ends is as hard to find for 256 micro-batches as for 24, and takes longer. Each micro-batch from
 ``cut`` on comes later, by as many periods as are put in; those that are put in run as the first of them did, a period
 behind each other. A micro-batch's own actions all move alike, so none runs before what it waits for; whether the
-repeated part fits in memory is another matter, and which cuts and steps do is tried. With a step of one and a period
-of 3, rank 0 of
+repeated part fits in memory is another matter, and which cuts and steps do is tried. Rank 0 of ZB-H1 at equal times
 
-    0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2     at 0 1 4 5 6 7 8 10 11
+    0F0 0F1     0I0 0W0 0F2 0I1 0W1 0I2 0W2
 
-becomes, cut at micro-batch 1, for four micro-batches,
+becomes for five micro-batches, cut at the last one, with a step of one,
 
-    0F0 0F1 0I0 0F2 0W0 0I1 0W1 0F3 0I2 0W2 0I3 0W3
+    0F0 0F1     0I0 0W0 0F2 0I1 0W1 0F3 0I2 0W2 0F4 0I3 0W3     0I4 0W4
 """
 
 from __future__ import annotations
