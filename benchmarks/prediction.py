@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from autopipe.core.cluster import Link
 from autopipe.core.profile import Profile
 from autopipe.core.schedule import Schedule, kind
+from autopipe.core.spread import error_of_median
 from autopipe.core.stage import stage_cost
 from autopipe.core.timeline import Span, Timeline
 from autopipe.core.units import format_duration, format_percent
@@ -27,7 +28,7 @@ from autopipe.runtime.capture import capture
 from autopipe.runtime.devices import own_device
 from autopipe.runtime.emulated import runtime_costs
 from autopipe.runtime.links import measure_cluster
-from autopipe.runtime.measure import LayerTimer, Samples, error_of_median, pooled
+from autopipe.runtime.measure import LayerTimer, Samples, pooled
 from autopipe.runtime.profiling import facts_of, with_costs
 from autopipe.runtime.runner import Runner, make_optimizer
 from autopipe.runtime.workload import ModelFile

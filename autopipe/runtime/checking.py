@@ -17,12 +17,12 @@ from autopipe.core.paths import seen
 from autopipe.core.plan import Plan
 from autopipe.core.result import CheckResult, Measured, MeasuredStage, Parity
 from autopipe.core.schedule import Op
+from autopipe.core.spread import spread
 from autopipe.core.timeline import Memory, Span, Timeline
 from autopipe.runtime import launch, watching
 from autopipe.runtime.batches import Part
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.devices import cores, own_device
-from autopipe.runtime.measure import spread
 from autopipe.runtime.memory import LiveBytes, resident_bytes
 from autopipe.runtime.own import checking as own
 from autopipe.runtime.parity import TOLERANCE, RankParity, compare, has_dropout, relative, without_dropout

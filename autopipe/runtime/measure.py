@@ -13,7 +13,6 @@ because processes share memory bandwidth and clock: a layer timed alone is sever
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import defaultdict
@@ -27,6 +26,7 @@ import torch.distributed as dist
 
 from autopipe.core.errors import ModelError
 from autopipe.core.profile import Jitter
+from autopipe.core.spread import error_of_median, spread
 from autopipe.runtime import launch
 from autopipe.runtime.capture import Captured
 from autopipe.runtime.chain import Chain
@@ -227,17 +227,6 @@ def _enough(samples: Samples) -> bool:
     if len(totals) < MIN_ROUNDS:
         return False
     return len(totals) >= MAX_ROUNDS or error_of_median(totals) <= SMALL_ERROR
-
-
-def error_of_median(values: Sequence[float]) -> float:
-    """The standard error of the median, as a part of it: 1.253 σ/√n with σ = (q75 − q25)/1.349."""
-    return 1.253 * spread(values) / 1.349 / math.sqrt(len(values))
-
-
-def spread(values: Sequence[float]) -> float:
-    """(q75 − q25) / median."""
-    low, middle, high = (float(q) for q in np.quantile(np.asarray(values), [0.25, 0.5, 0.75]))
-    return (high - low) / middle if middle else 0.0
 
 
 def all_agree(flag: bool, device: torch.device) -> bool:

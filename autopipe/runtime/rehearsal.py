@@ -25,13 +25,13 @@ from autopipe.core.in_flight import kept
 from autopipe.core.plan import Plan
 from autopipe.core.result import Rehearsal
 from autopipe.core.schedule import Action, Op, Schedule, kind, stages_on
+from autopipe.core.spread import spread
 from autopipe.core.stage import StageCost
 from autopipe.core.timeline import Span, Timeline
 from autopipe.runtime import launch
 from autopipe.runtime.devices import machine_bytes
 from autopipe.runtime.emulated import NUMBER_BYTES, EmulatedStage
 from autopipe.runtime.host import sleep_until, wake_exactly
-from autopipe.runtime.measure import spread
 from autopipe.runtime.replicas import require_equal
 from autopipe.runtime.torch_ir import TorchRuntime
 from autopipe.simulate import simulate
