@@ -22,10 +22,10 @@ from autopipe.core.schedule import kinds
 from autopipe.core.spread import error_of_median
 from autopipe.core.timeline import Span, Timeline
 from autopipe.core.units import format_duration, format_percent
-from autopipe.runtime import launch
 from autopipe.runtime.checking import capture_for
-from autopipe.runtime.devices import own_device
 from autopipe.runtime.links import measure_cluster
+from autopipe.runtime.ranks import launch
+from autopipe.runtime.ranks.devices import own_device
 from autopipe.runtime.runner import Runner, make_optimizer
 from autopipe.runtime.workload import ModelFile
 

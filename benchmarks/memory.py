@@ -20,13 +20,13 @@ from autopipe.core.profile import Profile
 from autopipe.core.schedule import Schedule, kind
 from autopipe.core.stage import shared_ties, stage_cost
 from autopipe.core.units import format_bytes, format_percent
-from autopipe.runtime import launch
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.checking import peak_bytes
-from autopipe.runtime.devices import own_device
 from autopipe.runtime.measure import LayerTimer
-from autopipe.runtime.memory import resident_bytes
 from autopipe.runtime.profiling import facts_of, with_costs
+from autopipe.runtime.ranks import launch
+from autopipe.runtime.ranks.devices import own_device
+from autopipe.runtime.ranks.memory import resident_bytes
 from autopipe.runtime.runner import Runner, make_optimizer
 from autopipe.runtime.workload import ModelFile, Workload
 from autopipe.simulate import simulate

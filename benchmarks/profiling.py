@@ -17,9 +17,9 @@ import prediction
 import torch
 
 from autopipe.core.units import format_duration
-from autopipe.runtime import launch
 from autopipe.runtime.capture import capture
 from autopipe.runtime.measure import LayerTimer
+from autopipe.runtime.ranks import launch
 from autopipe.runtime.sampling import INSTANCES
 from autopipe.runtime.workload import InMemory
 

@@ -22,10 +22,10 @@ from torch import nn
 from autopipe.core.schedule import kind
 from autopipe.core.stage_seconds import StageSeconds
 from autopipe.exploring import explore
-from autopipe.runtime import launch
 from autopipe.runtime.capture import capture
 from autopipe.runtime.own.pipemare import PipeMare
 from autopipe.runtime.own.training import Training
+from autopipe.runtime.ranks import launch
 from autopipe.runtime.runner import Runner
 
 RANKS, ROWS, UPDATES, LAST = 4, 32, 500, 50

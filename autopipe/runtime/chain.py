@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from autopipe.runtime.capture import Captured
-from autopipe.runtime.devices import Clock, Stopwatch, synchronize
+from autopipe.runtime.ranks.devices import Clock, Stopwatch, synchronize
 from autopipe.runtime.stages import StageModule
 
 Tensors = tuple[torch.Tensor, ...]

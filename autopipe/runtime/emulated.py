@@ -21,8 +21,8 @@ import autopipe.schedules  # noqa: F401  (registers 1F1B)
 from autopipe.core.lowering import posted_last
 from autopipe.core.schedule import Action, Op, kind
 from autopipe.core.timeline import Span
-from autopipe.runtime.devices import synchronize
-from autopipe.runtime.host import hurry_messages
+from autopipe.runtime.ranks.devices import synchronize
+from autopipe.runtime.ranks.host import hurry_messages
 from autopipe.runtime.recorder import Recorder
 from autopipe.runtime.torch_ir import TorchRuntime
 

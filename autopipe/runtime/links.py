@@ -24,8 +24,9 @@ import torch.distributed as dist
 from torch import nn
 
 from autopipe.core.cluster import Cluster, Device, Link, Pair, Tier
-from autopipe.runtime import launch
-from autopipe.runtime.devices import (
+from autopipe.runtime.emulated import MESSAGE_NUMBERS, NUMBER_BYTES, runtime_costs
+from autopipe.runtime.ranks import launch
+from autopipe.runtime.ranks.devices import (
     cores,
     default_device,
     describe,
@@ -34,8 +35,7 @@ from autopipe.runtime.devices import (
     own_device,
     synchronize,
 )
-from autopipe.runtime.emulated import MESSAGE_NUMBERS, NUMBER_BYTES, runtime_costs
-from autopipe.runtime.gradients import sum_gradients
+from autopipe.runtime.ranks.gradients import sum_gradients
 
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 REPEATS = 15

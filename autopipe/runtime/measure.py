@@ -27,10 +27,10 @@ import torch.distributed as dist
 from autopipe.core.errors import ModelError
 from autopipe.core.profile import Jitter
 from autopipe.core.spread import error_of_median, spread
-from autopipe.runtime import launch
 from autopipe.runtime.capture import Captured
 from autopipe.runtime.chain import Chain
-from autopipe.runtime.devices import synchronize
+from autopipe.runtime.ranks import launch
+from autopipe.runtime.ranks.devices import synchronize
 from autopipe.runtime.runner import make_optimizer
 from autopipe.runtime.sampling import INSTANCES, sample
 from autopipe.runtime.unit_bytes import UnitBytes, unit_bytes

@@ -29,16 +29,16 @@ from autopipe.runtime.batches import check_size
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.capture.torch_private import tree_unflatten
 from autopipe.runtime.capture.weightless import is_weightless
-from autopipe.runtime.devices import own_device
 from autopipe.runtime.filling import Filling
 from autopipe.runtime.forms import Agreement, form_of, repeated
-from autopipe.runtime.host import keep_freed_memory
 from autopipe.runtime.joining import join
 from autopipe.runtime.own.checkpoint import merged
 from autopipe.runtime.own.pipemare import PipeMare
 from autopipe.runtime.own.training import Scheduler, Training
 from autopipe.runtime.piecewise import planned_optimizer
-from autopipe.runtime.replicas import Replica, require_equal
+from autopipe.runtime.ranks.devices import own_device
+from autopipe.runtime.ranks.host import keep_freed_memory
+from autopipe.runtime.ranks.replicas import Replica, require_equal
 from autopipe.runtime.runner import Runner
 from autopipe.runtime.workload import Inputs, batch_size, check_loss, check_model, to_device
 

@@ -10,8 +10,8 @@ from torch.distributed.pipelining import PipelineStage
 
 from autopipe.core.schedule import Action, Op
 from autopipe.core.timeline import Span
-from autopipe.runtime import launch
-from autopipe.runtime.devices import Clock, Mark, synchronize
+from autopipe.runtime.ranks import launch
+from autopipe.runtime.ranks.devices import Clock, Mark, synchronize
 
 
 class Recorder:

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from autopipe.core.hardware import Hardware
-from autopipe.runtime import launch
-from autopipe.runtime.devices import cores, describe, memory_bytes
+from autopipe.runtime.ranks import launch
+from autopipe.runtime.ranks.devices import cores, describe, memory_bytes
 
 REPEATS = 15
 TIMEOUT_S = 60.0

@@ -20,8 +20,8 @@ from autopipe.runtime.joining import Output
 from autopipe.runtime.own.executor import Executor
 from autopipe.runtime.own.runtime import OwnRuntime
 from autopipe.runtime.piecewise import planned_optimizer
+from autopipe.runtime.ranks.replicas import GradientSums, Replica, same_state
 from autopipe.runtime.recorder import Recorder
-from autopipe.runtime.replicas import GradientSums, Replica, same_state
 from autopipe.runtime.shared import holders
 from autopipe.runtime.stages import StageModule, build_stages
 from autopipe.runtime.torch_ir import TorchRuntime

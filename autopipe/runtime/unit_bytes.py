@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from autopipe.runtime.chain import Chain, Tensors, detached
-from autopipe.runtime.memory import LiveBytes, unique_bytes
+from autopipe.runtime.ranks.memory import LiveBytes, unique_bytes
 
 
 @dataclass

@@ -210,7 +210,7 @@ def _opened(place: Path, asked: dict[str, Any]) -> list[Trial]:
 @contextlib.contextmanager
 def _in_time(deadline: float) -> Iterator[None]:
     """End whatever is measured inside at the deadline, and say what that means."""
-    from autopipe.runtime import launch
+    from autopipe.runtime.ranks import launch
 
     try:
         with launch.until(deadline):

@@ -118,8 +118,8 @@ class Tuning:
         return True
 
     def _measured(self, row: Trial, plan: Plan) -> Trial:
-        from autopipe.runtime import launch
         from autopipe.runtime.checking import try_plan
+        from autopipe.runtime.ranks import launch
 
         longest_s = max((trial.took_s for trial in self.trials if trial.status == OK), default=0.0)
         silent_s = max(self.silent_s, 10 * plan.predicted.step_s, longest_s)

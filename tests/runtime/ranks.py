@@ -28,7 +28,7 @@ def _free_port() -> int:
 
 
 def _serve(rank: int, pipe: Connection) -> None:
-    from autopipe.runtime.launch import process_group
+    from autopipe.runtime.ranks.launch import process_group
 
     while True:
         job = pipe.recv()

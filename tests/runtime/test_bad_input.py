@@ -148,7 +148,7 @@ MODELS = {
 @pytest.fixture
 def in_this_process(monkeypatch):
     """First contact with a model without a process of its own, which takes seconds."""
-    monkeypatch.setattr("autopipe.runtime.launch.apart", lambda function, args, **options: function(*args))
+    monkeypatch.setattr("autopipe.runtime.ranks.launch.apart", lambda function, args, **options: function(*args))
 
 
 @pytest.mark.parametrize("case", MODELS)

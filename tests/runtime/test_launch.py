@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from autopipe.core.errors import ModelError, RankFailed
-from autopipe.runtime import launch, watching
+from autopipe.runtime.ranks import launch, watching
 
 
 def _sum_of_ranks(offset: int) -> float:
@@ -91,7 +91,7 @@ def test_a_rank_that_gets_ready_slowly_is_not_hung() -> None:
 
 _BARE = """
 import sys
-from autopipe.runtime.launch import launch
+from autopipe.runtime.ranks.launch import launch
 from tests.runtime.test_launch import _sum_of_ranks
 class Own: pass
 given = (1,) if sys.argv[1] == "plain" else (Own(),)
@@ -119,7 +119,7 @@ def _leaves_a_lock() -> None:
 
 
 _KILLED = """
-from autopipe.runtime.launch import launch
+from autopipe.runtime.ranks.launch import launch
 from tests.runtime.test_launch import _leaves_a_lock
 try:
     launch(_leaves_a_lock, (), ranks=1, timeout_s=60)
@@ -139,7 +139,7 @@ def test_a_killed_rank_is_one_line(tmp_path: Path) -> None:
 
 _SCRIPT = """
 import sys
-from autopipe.runtime.launch import launch
+from autopipe.runtime.ranks.launch import launch
 from tests.runtime.test_launch import _misbehave
 if __name__ == "__main__":
     try:

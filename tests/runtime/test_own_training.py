@@ -15,8 +15,8 @@ import torch
 
 from autopipe.core.errors import RankFailed
 from autopipe.core.plan import Plan
-from autopipe.runtime import launch
 from autopipe.runtime.own.pipemare import PipeMare
+from autopipe.runtime.ranks import launch
 from autopipe.runtime.workload import ModelFile, Workload, call, rows
 from tests.runtime import recurrences
 from tests.runtime.ranks import Ranks

@@ -15,13 +15,13 @@ from autopipe.core.periodic import for_updates, steady
 from autopipe.core.schedule import Op, Schedule
 from autopipe.core.timeline import Span, Timeline
 from autopipe.core.versions import delays
-from autopipe.runtime import launch
 from autopipe.runtime.capture import Captured
 from autopipe.runtime.own.executor import Met
 from autopipe.runtime.own.pipemare import PipeMare
 from autopipe.runtime.own.recurrence import Recurrence, stage_of
 from autopipe.runtime.own.training import Training
 from autopipe.runtime.parity import LEARNING_RATE, RankParity, difference
+from autopipe.runtime.ranks import launch
 from autopipe.runtime.runner import Runner
 from autopipe.runtime.shares import pieces, shares
 from autopipe.runtime.workload import Inputs, Workload, batch_size, call, rows

@@ -15,10 +15,10 @@ from torch import nn
 
 from autopipe.core.schedule import Action, Op, Schedule
 from autopipe.core.versions import last_uses, uses
-from autopipe.runtime import launch
 from autopipe.runtime.own.messages import Messages, Tensors
 from autopipe.runtime.own.norms import Norms
 from autopipe.runtime.own.weights import Newest, Versions
+from autopipe.runtime.ranks import launch
 from autopipe.runtime.recorder import Recorder
 from autopipe.runtime.sent import Key
 from autopipe.runtime.torch_ir import Runnable

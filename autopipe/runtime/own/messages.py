@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from autopipe.core.lowering import AHEAD
 from autopipe.core.schedule import Op, Schedule
-from autopipe.runtime import launch
+from autopipe.runtime.ranks import launch
 from autopipe.runtime.sent import Key, Sent
 
 Tensors = tuple[torch.Tensor, ...]

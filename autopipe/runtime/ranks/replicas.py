@@ -18,8 +18,8 @@ from torch import nn
 
 from autopipe.core.errors import UsageError
 from autopipe.core.plan import PLANNED_ONLY, Plan
-from autopipe.runtime.gradients import sum_gradients
-from autopipe.runtime.host import hurry_messages
+from autopipe.runtime.ranks.gradients import sum_gradients
+from autopipe.runtime.ranks.host import hurry_messages
 
 
 def require_equal(plan: Plan) -> Plan:

@@ -38,8 +38,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from autopipe.core.errors import AutopipeError, ModelError, RankFailed
-from autopipe.runtime import watching
-from autopipe.runtime.host import hurry_messages, keep_freed_memory
+from autopipe.runtime.ranks import watching
+from autopipe.runtime.ranks.host import hurry_messages, keep_freed_memory
 
 T = TypeVar("T")
 
