@@ -21,7 +21,7 @@ _HOMES = {
     "check": "autopipe.runtime.checking",
     "tune": "autopipe.tuning",
     "load": "autopipe.core.files",
-    "without_weights": "autopipe.runtime.initial",
+    "without_weights": "autopipe.runtime.stages.initial",
     "Profile": "autopipe.core.profile",
     "Cluster": "autopipe.core.cluster",
     "Plan": "autopipe.core.plan",
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from autopipe.core.profile import Profile
     from autopipe.core.timeline import Timeline
     from autopipe.runtime.checking import check
-    from autopipe.runtime.initial import without_weights
     from autopipe.runtime.profiling import profile
+    from autopipe.runtime.stages.initial import without_weights
     from autopipe.search import plan
     from autopipe.tuning import tune
 

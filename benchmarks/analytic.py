@@ -21,10 +21,10 @@ from autopipe.core.units import format_duration, format_percent
 from autopipe.runtime.analytic import BAND, cost_tables
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.capture.weightless import building_weightless
-from autopipe.runtime.chain import Chain
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import cores, memory_bytes
 from autopipe.runtime.roofline import Speeds, hardware_of, measure_rank
+from autopipe.runtime.stages.chain import Chain
 from autopipe.runtime.workload import InMemory, Inputs, Workload, batch_size
 
 VOCABULARY, TOKENS, ROWS = 4096, 128, 4

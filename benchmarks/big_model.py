@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import autopipe
 from autopipe.core.units import format_bytes, format_count
 from autopipe.runtime.capture import capture
-from autopipe.runtime.stages import build_stages
+from autopipe.runtime.stages.modules import build_stages
 
 T = TypeVar("T")
 HEAD, KV_HEADS, VOCABULARY, TOKENS = 128, 8, 128256, 32

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from autopipe.core.spread import error_of_median
 from autopipe.core.units import format_duration, format_percent
 from autopipe.runtime.capture import capture
-from autopipe.runtime.stages import build_stages
+from autopipe.runtime.stages.modules import build_stages
 from autopipe.runtime.workload import call
 from tests.models import ResNet
 

@@ -32,7 +32,7 @@ from autopipe.runtime.in_turn import check_in_turn
 from autopipe.runtime.parity import TOLERANCE, RankParity, compare, dense, difference, largest, relative
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.runner import Runner
-from autopipe.runtime.stages import build_stages
+from autopipe.runtime.stages.modules import build_stages
 from tests.models import ZOO
 from tests.runtime.chained import eager, take_steps
 from tests.runtime.tabled import tabled

@@ -29,7 +29,6 @@ from autopipe.runtime.batches import check_size
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.capture.torch_private import tree_unflatten
 from autopipe.runtime.capture.weightless import is_weightless
-from autopipe.runtime.filling import Filling
 from autopipe.runtime.forms import Agreement, form_of, repeated
 from autopipe.runtime.joining import join
 from autopipe.runtime.own.checkpoint import merged
@@ -40,6 +39,7 @@ from autopipe.runtime.ranks.devices import own_device
 from autopipe.runtime.ranks.host import keep_freed_memory
 from autopipe.runtime.ranks.replicas import Replica, require_equal
 from autopipe.runtime.runner import Runner
+from autopipe.runtime.stages.filling import Filling
 from autopipe.runtime.workload import Inputs, batch_size, check_loss, check_model, to_device
 
 MOST_FORMS = 8

@@ -22,8 +22,8 @@ from autopipe.runtime.own.runtime import OwnRuntime
 from autopipe.runtime.piecewise import planned_optimizer
 from autopipe.runtime.ranks.replicas import GradientSums, Replica, same_state
 from autopipe.runtime.recorder import Recorder
-from autopipe.runtime.shared import holders
-from autopipe.runtime.stages import StageModule, build_stages
+from autopipe.runtime.stages.modules import StageModule, build_stages
+from autopipe.runtime.stages.shared import holders
 from autopipe.runtime.torch_ir import TorchRuntime
 from autopipe.runtime.workload import Inputs, batch_size, to_device
 

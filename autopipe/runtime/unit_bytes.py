@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from autopipe.runtime.chain import Chain, Tensors, detached
 from autopipe.runtime.ranks.memory import LiveBytes, unique_bytes
+from autopipe.runtime.stages.chain import Chain, Tensors, detached
 
 
 @dataclass

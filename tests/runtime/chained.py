@@ -15,7 +15,7 @@ from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.capture.restoring import same_attributes
 from autopipe.runtime.draws import same_draws
 from autopipe.runtime.parity import dense, difference, restore_state, saved_state
-from autopipe.runtime.stages import StageModule, build_stages
+from autopipe.runtime.stages.modules import StageModule, build_stages
 from tests.models import Case
 
 TOLERANCE = 2e-6

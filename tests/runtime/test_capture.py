@@ -15,7 +15,7 @@ from autopipe.core.errors import CaptureError, ModelError
 from autopipe.runtime.capture import capture, tracing
 from autopipe.runtime.capture.program import aten
 from autopipe.runtime.profiling import capture_checked
-from autopipe.runtime.stages import build_stages
+from autopipe.runtime.stages.modules import build_stages
 from tests.models import ZOO, Case, sequential, vector_batch
 from tests.runtime.chained import assert_trains_alike, captured_case, legal_cuts
 from tests.runtime.twins import opened

@@ -16,8 +16,8 @@ from autopipe.core.errors import FileError, ModelError
 from autopipe.core.plan import Plan
 from autopipe.runtime.capture import capture
 from autopipe.runtime.capture.program import named_tensors
-from autopipe.runtime.initial import notes_of
-from autopipe.runtime.shards import Shards
+from autopipe.runtime.stages.initial import notes_of
+from autopipe.runtime.stages.shards import Shards
 from autopipe.runtime.workload import ModelFile
 from tests.models import ZOO
 from tests.runtime.planned import plan_of, zoo_file

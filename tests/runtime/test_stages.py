@@ -10,7 +10,7 @@ from torch import nn
 
 from autopipe.core.errors import ModelError, UsageError
 from autopipe.runtime.capture import capture
-from autopipe.runtime.stages import build_stages
+from autopipe.runtime.stages.modules import build_stages
 from tests.models import ZOO, Case
 from tests.runtime.chained import assert_trains_alike, captured_case, chained, eager, legal_cuts
 

@@ -15,8 +15,8 @@ from autopipe.runtime.capture.modes import Mode, ModeStack, modes_of
 from autopipe.runtime.capture.opaque import call_of, calls_in, is_opaque
 from autopipe.runtime.capture.program import Program, State, is_random, is_tensor, state_storages, storages, written
 from autopipe.runtime.capture.torch_private import gradient_hooks
-from autopipe.runtime.deferred import WeightGradients
-from autopipe.runtime.recomputation import Function, recomputed
+from autopipe.runtime.stages.deferred import WeightGradients
+from autopipe.runtime.stages.recomputation import Function, recomputed
 
 __all__ = ["Function", "GraphWriter"]
 

@@ -13,9 +13,9 @@ from autopipe.runtime.capture import Captured
 from autopipe.runtime.capture.demand import demand
 from autopipe.runtime.capture.opaque import calls_in
 from autopipe.runtime.capture.program import State, dtype_of, is_tensor, written
-from autopipe.runtime.deferred import WeightGradients
-from autopipe.runtime.graph_writer import Function, GraphWriter
-from autopipe.runtime.recomputation import is_repeatable
+from autopipe.runtime.stages.deferred import WeightGradients
+from autopipe.runtime.stages.graph_writer import Function, GraphWriter
+from autopipe.runtime.stages.recomputation import is_repeatable
 
 
 @dataclass(frozen=True)

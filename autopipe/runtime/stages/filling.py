@@ -13,9 +13,9 @@ from torch import nn
 
 from autopipe.core.errors import ModelError
 from autopipe.runtime.capture.program import named_tensors
-from autopipe.runtime.initial import notes_of
-from autopipe.runtime.shards import Shards
-from autopipe.runtime.stages import StageModule
+from autopipe.runtime.stages.initial import notes_of
+from autopipe.runtime.stages.modules import StageModule
+from autopipe.runtime.stages.shards import Shards
 
 
 class Filling:

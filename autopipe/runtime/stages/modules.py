@@ -14,8 +14,8 @@ from autopipe.core.profile import Edge
 from autopipe.runtime.capture import Captured
 from autopipe.runtime.capture.program import named_tensors
 from autopipe.runtime.capture.torch_private import is_persistent, mark_not_persistent
-from autopipe.runtime.deferred import WeightGradients
-from autopipe.runtime.stage_graph import stage_function
+from autopipe.runtime.stages.deferred import WeightGradients
+from autopipe.runtime.stages.stage_graph import stage_function
 
 
 class StageModule(nn.Module):

@@ -9,7 +9,7 @@ import torch
 
 from autopipe.runtime.capture import Captured
 from autopipe.runtime.ranks.devices import Clock, Stopwatch, synchronize
-from autopipe.runtime.stages import StageModule
+from autopipe.runtime.stages.modules import StageModule
 
 Tensors = tuple[torch.Tensor, ...]
 
