@@ -27,12 +27,12 @@ from autopipe.core.schedule import Op, Schedule, kind
 from autopipe.core.stage import StageCost
 from autopipe.core.timeline import Span
 from autopipe.core.units import format_duration, format_percent
-from autopipe.runtime.emulated import EmulatedStage
 from autopipe.runtime.own.runtime import OwnRuntime
 from autopipe.runtime.own.training import Training
 from autopipe.runtime.ranks import launch
-from autopipe.runtime.recorder import Recorder
-from autopipe.runtime.torch_ir import TorchRuntime
+from autopipe.runtime.tables.emulated import EmulatedStage
+from autopipe.runtime.tables.recorder import Recorder
+from autopipe.runtime.tables.torch_ir import TorchRuntime
 from autopipe.simulate import simulate
 
 RANKS, PER_UPDATE = 4, 4

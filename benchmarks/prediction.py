@@ -24,13 +24,13 @@ from autopipe.core.timeline import Span, Timeline
 from autopipe.core.units import format_duration, format_percent
 from autopipe.jitter import jitter_s
 from autopipe.runtime.capture import capture
-from autopipe.runtime.emulated import runtime_costs
 from autopipe.runtime.links import measure_cluster
 from autopipe.runtime.measure import LayerTimer, Samples, pooled
 from autopipe.runtime.profiling import facts_of, with_costs
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import own_device
 from autopipe.runtime.runner import Runner, make_optimizer
+from autopipe.runtime.tables.emulated import runtime_costs
 from autopipe.runtime.workload import ModelFile
 from autopipe.simulate import Graph, costs_of, simulate
 

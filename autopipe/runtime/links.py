@@ -24,7 +24,6 @@ import torch.distributed as dist
 from torch import nn
 
 from autopipe.core.cluster import Cluster, Device, Link, Pair, Tier
-from autopipe.runtime.emulated import MESSAGE_NUMBERS, NUMBER_BYTES, runtime_costs
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import (
     cores,
@@ -36,6 +35,7 @@ from autopipe.runtime.ranks.devices import (
     synchronize,
 )
 from autopipe.runtime.ranks.gradients import sum_gradients
+from autopipe.runtime.tables.emulated import MESSAGE_NUMBERS, NUMBER_BYTES, runtime_costs
 
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 REPEATS = 15

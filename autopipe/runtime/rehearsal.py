@@ -28,12 +28,12 @@ from autopipe.core.schedule import Action, Op, Schedule, kind, stages_on
 from autopipe.core.spread import spread
 from autopipe.core.stage import StageCost
 from autopipe.core.timeline import Span, Timeline
-from autopipe.runtime.emulated import NUMBER_BYTES, EmulatedStage
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import machine_bytes
 from autopipe.runtime.ranks.host import sleep_until, wake_exactly
 from autopipe.runtime.ranks.replicas import require_equal
-from autopipe.runtime.torch_ir import TorchRuntime
+from autopipe.runtime.tables.emulated import NUMBER_BYTES, EmulatedStage
+from autopipe.runtime.tables.torch_ir import TorchRuntime
 from autopipe.simulate import simulate
 
 SHORTEST_S = 0.01

@@ -21,10 +21,10 @@ from autopipe.runtime.own.executor import Executor
 from autopipe.runtime.own.runtime import OwnRuntime
 from autopipe.runtime.piecewise import planned_optimizer
 from autopipe.runtime.ranks.replicas import GradientSums, Replica, same_state
-from autopipe.runtime.recorder import Recorder
 from autopipe.runtime.stages.modules import StageModule, build_stages
 from autopipe.runtime.stages.shared import holders
-from autopipe.runtime.torch_ir import TorchRuntime
+from autopipe.runtime.tables.recorder import Recorder
+from autopipe.runtime.tables.torch_ir import TorchRuntime
 from autopipe.runtime.workload import Inputs, batch_size, to_device
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -10,8 +10,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from autopipe.core.errors import AutopipeError
-from autopipe.runtime import torch_facts
-from autopipe.runtime.torch_facts import check_torch, problems
+from autopipe.runtime.tables import torch_facts
+from autopipe.runtime.tables.torch_facts import check_torch, problems
 
 
 def test_this_torch_is_as_it_must_be() -> None:

@@ -18,7 +18,7 @@ import autopipe.synthesis  # noqa: F401  (registers them)
 from autopipe.core.lowering import posted_last
 from autopipe.core.schedule import Action, Kind, kind, kinds
 from autopipe.core.table_csv import to_csv
-from autopipe.runtime import torch_ir
+from autopipe.runtime.tables import torch_ir
 from tests.synthetic import random_schedule
 
 

@@ -19,9 +19,9 @@ from autopipe.runtime.own.messages import Messages, Tensors
 from autopipe.runtime.own.norms import Norms
 from autopipe.runtime.own.weights import Newest, Versions
 from autopipe.runtime.ranks import launch
-from autopipe.runtime.recorder import Recorder
-from autopipe.runtime.sent import Key
-from autopipe.runtime.torch_ir import Runnable
+from autopipe.runtime.tables.recorder import Recorder
+from autopipe.runtime.tables.sent import Key
+from autopipe.runtime.tables.torch_ir import Runnable
 
 LossFn = Callable[[Any, Any], torch.Tensor]
 

@@ -2,7 +2,7 @@
 
 Messages of one kind for one stage come in the order in which their sender makes them, which the table tells. So the
 receiver asks for them in that order, some before it needs them (lowering.AHEAD), and a message never waits for its
-receiver to get to it. What is sent is kept until it is known to have been taken (runtime/sent.py).
+receiver to get to it. What is sent is kept until it is known to have been taken (runtime/tables/sent.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from autopipe.core.lowering import AHEAD
 from autopipe.core.schedule import Op, Schedule
 from autopipe.runtime.ranks import launch
-from autopipe.runtime.sent import Key, Sent
+from autopipe.runtime.tables.sent import Key, Sent
 
 Tensors = tuple[torch.Tensor, ...]
 

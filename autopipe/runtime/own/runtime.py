@@ -12,8 +12,8 @@ from torch import nn
 from autopipe.core.errors import UsageError
 from autopipe.core.schedule import Schedule
 from autopipe.runtime.own.executor import Executor, LossFn
-from autopipe.runtime.recorder import Recorder
-from autopipe.runtime.torch_ir import Runnable
+from autopipe.runtime.tables.recorder import Recorder
+from autopipe.runtime.tables.torch_ir import Runnable
 
 
 class OwnRuntime:

@@ -2,7 +2,7 @@
 
 Torch makes the receive buffers of all micro-batches before the first one, keeps them from step to step, and keeps all
 that it sent until the step's end. Here a buffer is made when its receive is posted and dropped after the backward (in
-an evaluation after the forward), and what was sent is let go when it is known to have been taken (runtime/sent.py).
+an evaluation after the forward), and what was sent is let go when it is known to have been taken (runtime/tables/sent.py).
 
 Facts that the code relies on (each is seen by tests/runtime/test_torch_stage.py):
 - buffers are made by ``_prepare_forward_infra`` and ``_prepare_backward_infra``, on the stage's ``device``; with static
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
 from autopipe.core.schedule import Op
-from autopipe.runtime.sent import Key, Sent
+from autopipe.runtime.tables.sent import Key, Sent
 
 _META = torch.device("meta")
 

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from autopipe.core.schedule import Action, Schedule
-from autopipe.runtime.sent import Sent
-from autopipe.runtime.torch_facts import FORWARD_TYPES, TYPES, check_torch
-from autopipe.runtime.torch_stage import Stage
+from autopipe.runtime.tables.sent import Sent
+from autopipe.runtime.tables.torch_facts import FORWARD_TYPES, TYPES, check_torch
+from autopipe.runtime.tables.torch_stage import Stage
 
 
 class Runnable(Protocol):

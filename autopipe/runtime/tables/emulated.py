@@ -23,8 +23,8 @@ from autopipe.core.schedule import Action, Op, kind
 from autopipe.core.timeline import Span
 from autopipe.runtime.ranks.devices import synchronize
 from autopipe.runtime.ranks.host import hurry_messages
-from autopipe.runtime.recorder import Recorder
-from autopipe.runtime.torch_ir import TorchRuntime
+from autopipe.runtime.tables.recorder import Recorder
+from autopipe.runtime.tables.torch_ir import TorchRuntime
 
 MESSAGE_NUMBERS, NUMBER_BYTES = 1 << 15, 8
 MICRO_BATCHES = 12
