@@ -26,7 +26,7 @@ from autopipe.runtime.checking import capture_for
 from autopipe.runtime.links import measure_cluster
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import own_device
-from autopipe.runtime.runner import Runner, make_optimizer
+from autopipe.runtime.running.runner import Runner, make_optimizer
 from autopipe.runtime.workload import ModelFile
 
 RANKS = 2

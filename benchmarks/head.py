@@ -33,7 +33,7 @@ from autopipe.runtime.links import measure_cluster
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import own_device
 from autopipe.runtime.ranks.replicas import Replica
-from autopipe.runtime.runner import Runner, make_optimizer
+from autopipe.runtime.running.runner import Runner, make_optimizer
 from autopipe.runtime.workload import ModelFile
 
 RANKS, BATCH, TOKENS, VOCABULARY = 2, 8, 128, 50_257

@@ -27,7 +27,7 @@ from autopipe.runtime.profiling import facts_of, with_costs
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import own_device
 from autopipe.runtime.ranks.memory import resident_bytes
-from autopipe.runtime.runner import Runner, make_optimizer
+from autopipe.runtime.running.runner import Runner, make_optimizer
 from autopipe.runtime.workload import ModelFile, Workload
 from autopipe.simulate import simulate
 

@@ -29,7 +29,7 @@ from autopipe.runtime.measure import LayerTimer, Samples, pooled
 from autopipe.runtime.profiling import facts_of, with_costs
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import own_device
-from autopipe.runtime.runner import Runner, make_optimizer
+from autopipe.runtime.running.runner import Runner, make_optimizer
 from autopipe.runtime.tables.emulated import runtime_costs
 from autopipe.runtime.workload import ModelFile
 from autopipe.simulate import Graph, costs_of, simulate

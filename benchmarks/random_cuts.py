@@ -28,10 +28,10 @@ import autopipe.schedules  # noqa: F401  (registers them)
 from autopipe.core.errors import UsageError
 from autopipe.core.schedule import Schedule, kinds
 from autopipe.runtime.draws import same_draws
-from autopipe.runtime.in_turn import check_in_turn
 from autopipe.runtime.parity import TOLERANCE, RankParity, compare, dense, difference, largest, relative
 from autopipe.runtime.ranks import launch
-from autopipe.runtime.runner import Runner
+from autopipe.runtime.running.in_turn import check_in_turn
+from autopipe.runtime.running.runner import Runner
 from autopipe.runtime.stages.modules import build_stages
 from tests.models import ZOO
 from tests.runtime.chained import eager, take_steps

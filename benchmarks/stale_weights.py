@@ -26,7 +26,7 @@ from autopipe.runtime.capture import capture
 from autopipe.runtime.own.pipemare import PipeMare
 from autopipe.runtime.own.training import Training
 from autopipe.runtime.ranks import launch
-from autopipe.runtime.runner import Runner
+from autopipe.runtime.running.runner import Runner
 
 RANKS, ROWS, UPDATES, LAST = 4, 32, 500, 50
 """``UPDATES`` are those of the run that flushes; the others make as many as take the same time."""

@@ -19,7 +19,7 @@ from autopipe.core.stage import StageCost
 from autopipe.core.validation import validate
 
 if TYPE_CHECKING:
-    from autopipe.runtime.pipeline import Pipeline
+    from autopipe.runtime.running.pipeline import Pipeline
 
 
 PLANNED_ONLY = "stages with unequal replicas are planned, not run: autopipe plan without --unequal-replicas"
@@ -286,7 +286,7 @@ class Plan:
 
     def build(self, model: Any, loss_fn: Any, **options: Any) -> Pipeline:
         """This rank's part of the pipeline, under torchrun; see runtime.pipeline.Pipeline."""
-        from autopipe.runtime.pipeline import Pipeline
+        from autopipe.runtime.running.pipeline import Pipeline
 
         return Pipeline(self, model, loss_fn, **options)
 

@@ -19,16 +19,16 @@ from autopipe.core.result import CheckResult, Measured, MeasuredStage, Parity
 from autopipe.core.schedule import Op
 from autopipe.core.spread import spread
 from autopipe.core.timeline import Memory, Span, Timeline
-from autopipe.runtime.batches import Part
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.own import checking as own
 from autopipe.runtime.parity import TOLERANCE, RankParity, compare, has_dropout, relative, without_dropout
-from autopipe.runtime.piecewise import kept_tensors
 from autopipe.runtime.ranks import launch, watching
 from autopipe.runtime.ranks.devices import cores, own_device
 from autopipe.runtime.ranks.memory import LiveBytes, resident_bytes
 from autopipe.runtime.ranks.replicas import Replica, require_equal
-from autopipe.runtime.runner import Runner, make_optimizer
+from autopipe.runtime.running.batches import Part
+from autopipe.runtime.running.piecewise import kept_tensors
+from autopipe.runtime.running.runner import Runner, make_optimizer
 from autopipe.runtime.workload import InMemory, Inputs, ModelFile, Source, Workload, rows
 
 WARM_STEPS = 2

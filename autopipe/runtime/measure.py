@@ -30,7 +30,7 @@ from autopipe.core.spread import error_of_median, spread
 from autopipe.runtime.capture import Captured
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import synchronize
-from autopipe.runtime.runner import make_optimizer
+from autopipe.runtime.running.runner import make_optimizer
 from autopipe.runtime.sampling import INSTANCES, sample
 from autopipe.runtime.stages.chain import Chain
 from autopipe.runtime.unit_bytes import UnitBytes, unit_bytes

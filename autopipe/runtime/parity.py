@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopipe.runtime.batches import share_of
 from autopipe.runtime.capture.restoring import Plain
 from autopipe.runtime.draws import same_draws
 from autopipe.runtime.ranks import launch
-from autopipe.runtime.runner import Runner
-from autopipe.runtime.shares import pieces, shares
+from autopipe.runtime.running.batches import share_of
+from autopipe.runtime.running.runner import Runner
+from autopipe.runtime.running.shares import pieces, shares
 from autopipe.runtime.workload import Inputs, Workload, batch_size, call, rows
 
 STEPS = 2

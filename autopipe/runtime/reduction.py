@@ -26,7 +26,7 @@ from autopipe.runtime.parity import (
     saved_state,
     without_dropout,
 )
-from autopipe.runtime.shares import candidates, pieces, shares
+from autopipe.runtime.running.shares import candidates, pieces, shares
 from autopipe.runtime.workload import Workload, call, rows
 
 ROWS = 2

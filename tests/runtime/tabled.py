@@ -17,7 +17,7 @@ from autopipe.core.validation import sequence
 from autopipe.runtime.capture import Captured
 from autopipe.runtime.capture.restoring import same_attributes
 from autopipe.runtime.draws import same_draws
-from autopipe.runtime.in_turn import check_in_turn
+from autopipe.runtime.running.in_turn import check_in_turn
 from autopipe.runtime.stages.modules import StageModule, build_stages
 from tests.models import Case
 from tests.runtime.chained import assert_same, backward, eager, reference_of, take_steps

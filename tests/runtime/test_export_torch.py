@@ -25,7 +25,7 @@ from autopipe.export.shares import share_functions
 from autopipe.runtime.capture import capture
 from autopipe.runtime.profiling import facts_of
 from autopipe.runtime.reduction import find_reduction
-from autopipe.runtime.shares import pieces, shares
+from autopipe.runtime.running.shares import pieces, shares
 from autopipe.runtime.workload import ModelFile
 from tests.exports import interleaved, one_f_one_b, plan_of
 from tests.synthetic import random_schedule

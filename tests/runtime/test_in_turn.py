@@ -12,7 +12,7 @@ import autopipe.schedules  # noqa: F401  (registers them)
 from autopipe.core.errors import CaptureError, UsageError
 from autopipe.core.schedule import Schedule, kind
 from autopipe.runtime.capture import capture
-from autopipe.runtime.in_turn import check_in_turn
+from autopipe.runtime.running.in_turn import check_in_turn
 from tests.models import ZOO, Case, square_loss, vector_batch
 from tests.runtime.chained import captured_case, legal_cuts
 from tests.runtime.tabled import assert_trains_by_table

@@ -16,7 +16,7 @@ from autopipe.core.versions import uses
 from autopipe.runtime.capture import capture
 from autopipe.runtime.own.pipemare import PipeMare
 from autopipe.runtime.own.training import Training
-from autopipe.runtime.runner import Runner
+from autopipe.runtime.running.runner import Runner
 from tests.runtime import recurrences
 from tests.runtime.ranks import Ranks
 

@@ -8,8 +8,8 @@ import torch
 import autopipe.schedules  # noqa: F401
 from autopipe.core.schedule import Schedule, kind
 from autopipe.core.table_csv import from_csv, to_csv
-from autopipe.runtime.batches import Part, Weighed
-from autopipe.runtime.runner import Runner
+from autopipe.runtime.running.batches import Part, Weighed
+from autopipe.runtime.running.runner import Runner
 from tests.models import ZOO
 from tests.runtime.chained import captured_case, eager, in_float64, legal_cuts, reference_of
 from tests.runtime.ranks import Ranks

@@ -16,11 +16,11 @@ from autopipe.core.errors import UsageError
 from autopipe.core.optimizer import Optimizer
 from autopipe.core.plan import Plan
 from autopipe.core.profile import Layer
-from autopipe.runtime import piecewise
 from autopipe.runtime.checking import check_rank, combine
 from autopipe.runtime.parity import largest
-from autopipe.runtime.piecewise import MASTER, Piecewise, kept_tensors
-from autopipe.runtime.runner import OPTIMIZERS
+from autopipe.runtime.running import piecewise
+from autopipe.runtime.running.piecewise import MASTER, Piecewise, kept_tensors
+from autopipe.runtime.running.runner import OPTIMIZERS
 from autopipe.runtime.workload import ModelFile
 from tests.runtime.planned import plan_of, zoo_file
 from tests.runtime.ranks import Ranks

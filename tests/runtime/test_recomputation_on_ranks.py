@@ -17,7 +17,7 @@ from autopipe.runtime.checking import peak_bytes
 from autopipe.runtime.measure import LayerTimer
 from autopipe.runtime.parity import without_dropout
 from autopipe.runtime.profiling import facts_of, with_costs
-from autopipe.runtime.runner import Runner, make_optimizer
+from autopipe.runtime.running.runner import Runner, make_optimizer
 from autopipe.runtime.workload import ModelFile, Workload
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checking import EXAMPLES

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 
 from autopipe.core.errors import UsageError
-from autopipe.runtime.batches import share_of
 from autopipe.runtime.checking import check_rank, combine
 from autopipe.runtime.ranks.replicas import GradientSums, Replica
-from autopipe.runtime.shares import pieces
+from autopipe.runtime.running.batches import share_of
+from autopipe.runtime.running.shares import pieces
 from autopipe.runtime.workload import ModelFile
 from tests.runtime.planned import plan_of, zoo_file
 from tests.runtime.ranks import Ranks

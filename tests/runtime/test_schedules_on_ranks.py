@@ -14,7 +14,7 @@ from autopipe.core.validation import validate
 from autopipe.runtime.capture import capture
 from autopipe.runtime.checking import check_rank, combine
 from autopipe.runtime.parity import compare, relative, without_dropout
-from autopipe.runtime.runner import Runner
+from autopipe.runtime.running.runner import Runner
 from autopipe.runtime.workload import ModelFile, rows
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checking import EXAMPLES, plan_for

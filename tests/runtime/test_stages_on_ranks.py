@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from autopipe.core.schedule import Action, Op, Order, Schedule
-from autopipe.runtime.batches import Part, Weighed
 from autopipe.runtime.draws import same_draws
 from autopipe.runtime.parity import dense
-from autopipe.runtime.runner import Runner
+from autopipe.runtime.running.batches import Part, Weighed
+from autopipe.runtime.running.runner import Runner
 from tests.models import ZOO
 from tests.runtime.chained import captured_case, eager, legal_cuts, reference_of
 from tests.runtime.ranks import Ranks

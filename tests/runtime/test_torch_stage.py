@@ -14,7 +14,7 @@ from autopipe.core.in_flight import Kept, kept
 from autopipe.core.schedule import Schedule, kind
 from autopipe.runtime.capture import capture
 from autopipe.runtime.parity import compare, without_dropout
-from autopipe.runtime.runner import Runner
+from autopipe.runtime.running.runner import Runner
 from autopipe.runtime.tables.torch_stage import Stage
 from autopipe.runtime.workload import ModelFile, rows
 from tests.runtime.ranks import Ranks

@@ -14,10 +14,10 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 from autopipe.core.errors import ModelError, UsageError
 from autopipe.core.plan import Plan
-from autopipe.runtime import forms
 from autopipe.runtime.parity import difference, largest
-from autopipe.runtime.pipeline import MOST_FORMS, Pipeline
-from autopipe.runtime.shares import pieces, shares
+from autopipe.runtime.running import forms
+from autopipe.runtime.running.pipeline import MOST_FORMS, Pipeline
+from autopipe.runtime.running.shares import pieces, shares
 from autopipe.runtime.workload import Inputs, ModelFile, Workload, call, rows
 from tests.runtime.planned import plan_of, zoo_file
 from tests.runtime.ranks import Ranks

@@ -22,8 +22,8 @@ from autopipe.runtime.own.recurrence import Recurrence, stage_of
 from autopipe.runtime.own.training import Training
 from autopipe.runtime.parity import LEARNING_RATE, RankParity, difference
 from autopipe.runtime.ranks import launch
-from autopipe.runtime.runner import Runner
-from autopipe.runtime.shares import pieces, shares
+from autopipe.runtime.running.runner import Runner
+from autopipe.runtime.running.shares import pieces, shares
 from autopipe.runtime.workload import Inputs, Workload, batch_size, call, rows
 
 MITIGATION = PipeMare(annealing=10)

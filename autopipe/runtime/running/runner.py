@@ -13,14 +13,14 @@ from autopipe.core.errors import UsageError
 from autopipe.core.optimizer import Optimizer, optimizer_of
 from autopipe.core.reduction import MEAN, Reduction
 from autopipe.core.schedule import Action, Op, Schedule, stages_on
-from autopipe.runtime.batches import Part, Weighed, check_size, divide
 from autopipe.runtime.capture import Captured
-from autopipe.runtime.in_turn import check_in_turn
-from autopipe.runtime.joining import Output
 from autopipe.runtime.own.executor import Executor
 from autopipe.runtime.own.runtime import OwnRuntime
-from autopipe.runtime.piecewise import planned_optimizer
 from autopipe.runtime.ranks.replicas import GradientSums, Replica, same_state
+from autopipe.runtime.running.batches import Part, Weighed, check_size, divide
+from autopipe.runtime.running.in_turn import check_in_turn
+from autopipe.runtime.running.joining import Output
+from autopipe.runtime.running.piecewise import planned_optimizer
 from autopipe.runtime.stages.modules import StageModule, build_stages
 from autopipe.runtime.stages.shared import holders
 from autopipe.runtime.tables.recorder import Recorder
@@ -39,7 +39,7 @@ class Runner:
     """Builds this rank's stages and runs steps; what a step leaves in ``.grad`` is one process's gradient.
 
     ``loss_fn(output, target)`` sees what the model returns. The loss of a step is the sum of share × loss over the
-    micro-batches of all replicas (see runtime/shares.py). ``fill`` is given the stages before they run, to make the
+    micro-batches of all replicas (see runtime/running/shares.py). ``fill`` is given the stages before they run, to make the
     values of parameters that have none.
     """
 

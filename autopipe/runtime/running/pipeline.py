@@ -24,21 +24,21 @@ from torch import nn
 
 from autopipe.core.errors import ModelError, UsageError
 from autopipe.core.plan import Plan
-from autopipe.runtime import optimizer_state
-from autopipe.runtime.batches import check_size
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.capture.torch_private import tree_unflatten
 from autopipe.runtime.capture.weightless import is_weightless
-from autopipe.runtime.forms import Agreement, form_of, repeated
-from autopipe.runtime.joining import join
 from autopipe.runtime.own.checkpoint import merged
 from autopipe.runtime.own.pipemare import PipeMare
 from autopipe.runtime.own.training import Scheduler, Training
-from autopipe.runtime.piecewise import planned_optimizer
 from autopipe.runtime.ranks.devices import own_device
 from autopipe.runtime.ranks.host import keep_freed_memory
 from autopipe.runtime.ranks.replicas import Replica, require_equal
-from autopipe.runtime.runner import Runner
+from autopipe.runtime.running import optimizer_state
+from autopipe.runtime.running.batches import check_size
+from autopipe.runtime.running.forms import Agreement, form_of, repeated
+from autopipe.runtime.running.joining import join
+from autopipe.runtime.running.piecewise import planned_optimizer
+from autopipe.runtime.running.runner import Runner
 from autopipe.runtime.stages.filling import Filling
 from autopipe.runtime.workload import Inputs, batch_size, check_loss, check_model, to_device
 
@@ -295,7 +295,7 @@ class Pipeline:
         return planned_optimizer(self.plan.update, held, make, options, self._replica.peers)
 
     def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> optimizer_state.State:
-        """This rank's part of the optimizer's state, by the model's own names; see runtime/optimizer_state.py.
+        """This rank's part of the optimizer's state, by the model's own names; see runtime/running/optimizer_state.py.
 
         Where replicas share it out it is put together: all ranks call it.
         """

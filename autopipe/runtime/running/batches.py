@@ -17,7 +17,7 @@ import torch
 from autopipe.core.errors import UsageError
 from autopipe.core.reduction import Reduction
 from autopipe.core.units import many
-from autopipe.runtime.shares import Piece, pieces, shares
+from autopipe.runtime.running.shares import Piece, pieces, shares
 from autopipe.runtime.workload import Inputs, rows
 
 
