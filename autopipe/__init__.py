@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "profile": "autopipe.runtime.profiling",
     "plan": "autopipe.search",
-    "check": "autopipe.runtime.checking",
+    "check": "autopipe.runtime.checking.plans",
     "tune": "autopipe.tuning",
     "load": "autopipe.core.files",
     "without_weights": "autopipe.runtime.stages.initial",
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from autopipe.core.plan import Plan
     from autopipe.core.profile import Profile
     from autopipe.core.timeline import Timeline
-    from autopipe.runtime.checking import check
+    from autopipe.runtime.checking.plans import check
     from autopipe.runtime.profiling import profile
     from autopipe.runtime.stages.initial import without_weights
     from autopipe.search import plan

@@ -288,7 +288,7 @@ def run_check(
 ) -> tuple[Plan, CheckResult]:
     """Run a plan, and write what it showed beside it. Raises AutopipeError."""
     plan = files.load(path)  # a bad file is told before torch is loaded
-    from autopipe.runtime.checking import check
+    from autopipe.runtime.checking.plans import check
 
     result = check(str(path), model=model, timeout_s=timeout_s, progress=progress)
     if is_first():
@@ -299,7 +299,7 @@ def run_check(
 def run_rehearsal(path: Path, *, timeout_s: float | None, progress: Progress) -> Rehearsal:
     """Run a plan with stages that wait instead of computing; write what it showed beside it. Raises AutopipeError."""
     plan = files.load(path)
-    from autopipe.runtime.rehearsal import rehearse
+    from autopipe.runtime.checking.rehearsal import rehearse
 
     result = rehearse(plan, timeout_s=timeout_s, progress=progress)
     files.write(result, files.rehearsal_path(path))

@@ -19,7 +19,7 @@ from autopipe.core.cluster import Cluster, Device, Link, Tier
 from autopipe.core.plan import Plan
 from autopipe.core.profile import CostTable, Edge, Layer, LayerCost, Profile
 from autopipe.core.units import format_duration, format_percent
-from autopipe.runtime.rehearsal import rehearse
+from autopipe.runtime.checking.rehearsal import rehearse
 
 SCHEDULES = ("GPipe", "1F1B", "ZB-H1", "ZB-V", "Interleaved1F1B")
 LAYERS_A_RANK = 4

@@ -21,7 +21,7 @@ from autopipe.core.schedule import Schedule, kind
 from autopipe.core.stage import shared_ties, stage_cost
 from autopipe.core.units import format_bytes, format_percent
 from autopipe.runtime.capture import Captured, capture
-from autopipe.runtime.checking import peak_bytes
+from autopipe.runtime.checking.plans import peak_bytes
 from autopipe.runtime.measure import LayerTimer
 from autopipe.runtime.profiling import facts_of, with_costs
 from autopipe.runtime.ranks import launch

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import autopipe.schedules  # noqa: F401  (registers them)
 from autopipe.core.errors import UsageError
 from autopipe.core.schedule import Schedule, kinds
-from autopipe.runtime.draws import same_draws
-from autopipe.runtime.parity import TOLERANCE, RankParity, compare, dense, difference, largest, relative
+from autopipe.runtime.checking.draws import same_draws
+from autopipe.runtime.checking.parity import TOLERANCE, RankParity, compare, dense, difference, largest, relative
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.running.in_turn import check_in_turn
 from autopipe.runtime.running.runner import Runner

@@ -165,7 +165,7 @@ def test_show_as_json_is_plan_and_check(run, made):
 
 
 def test_a_rehearsal_is_printed_and_kept(run, made, monkeypatch):
-    monkeypatch.setattr("autopipe.runtime.rehearsal.rehearse", lambda plan, **options: rehearsal())
+    monkeypatch.setattr("autopipe.runtime.checking.rehearsal.rehearse", lambda plan, **options: rehearsal())
     code, out, err = run("check", "plan.json", "--emulate")
     assert (code, err) == (0, "")
     assert out == f"{terminal.rehearsal_text(rehearsal())}\nwrote     plan.rehearsal.json\n"

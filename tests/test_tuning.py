@@ -185,12 +185,12 @@ def made_up(tmp_path, monkeypatch):
             result = steps(plan)
             if isinstance(result, BaseException):
                 raise result
-            from autopipe.runtime.checking import Tried
+            from autopipe.runtime.checking.plans import Tried
 
             stages = tuple(MeasuredStage(s.costs.forward_s, s.costs.backward_s) for s in plan.stages)
             return Tried(result, 0.01, stages, plan.predicted.peak_bytes)
 
-        monkeypatch.setattr("autopipe.runtime.checking.try_plan", run)
+        monkeypatch.setattr("autopipe.runtime.checking.plans.try_plan", run)
         said = []
         moment = time.monotonic() + 1000 if deadline is None else deadline
         loop = Tuning("model.py", tmp_path, search, MODEL, moment, 15.0, said.append, list(trials))

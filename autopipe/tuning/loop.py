@@ -118,7 +118,7 @@ class Tuning:
         return True
 
     def _measured(self, row: Trial, plan: Plan) -> Trial:
-        from autopipe.runtime.checking import try_plan
+        from autopipe.runtime.checking.plans import try_plan
         from autopipe.runtime.ranks import launch
 
         longest_s = max((trial.took_s for trial in self.trials if trial.status == OK), default=0.0)

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_map
 
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.capture.restoring import same_attributes
-from autopipe.runtime.draws import same_draws
-from autopipe.runtime.parity import dense, difference, restore_state, saved_state
+from autopipe.runtime.checking.draws import same_draws
+from autopipe.runtime.checking.parity import dense, difference, restore_state, saved_state
 from autopipe.runtime.stages.modules import StageModule, build_stages
 from tests.models import Case
 

@@ -16,7 +16,7 @@ from autopipe.core.schedule import Action, Op, Schedule
 from autopipe.core.validation import sequence
 from autopipe.runtime.capture import Captured
 from autopipe.runtime.capture.restoring import same_attributes
-from autopipe.runtime.draws import same_draws
+from autopipe.runtime.checking.draws import same_draws
 from autopipe.runtime.running.in_turn import check_in_turn
 from autopipe.runtime.stages.modules import StageModule, build_stages
 from tests.models import Case

@@ -10,7 +10,7 @@ import pytest
 from autopipe.core.files import read, write
 from autopipe.core.plan import Plan
 from autopipe.core.result import CheckResult
-from autopipe.runtime.checking import check_rank, combine
+from autopipe.runtime.checking.plans import check_rank, combine
 from autopipe.runtime.workload import ModelFile
 from tests.runtime.planned import plan_of
 from tests.runtime.ranks import Ranks

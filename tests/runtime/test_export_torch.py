@@ -23,8 +23,8 @@ from autopipe.core.reduction import Reduction
 from autopipe.core.schedule import Schedule, StageTimes, kind
 from autopipe.export.shares import share_functions
 from autopipe.runtime.capture import capture
+from autopipe.runtime.checking.reduction import find_reduction
 from autopipe.runtime.profiling import facts_of
-from autopipe.runtime.reduction import find_reduction
 from autopipe.runtime.running.shares import pieces, shares
 from autopipe.runtime.workload import ModelFile
 from tests.exports import interleaved, one_f_one_b, plan_of

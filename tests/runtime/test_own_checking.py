@@ -14,7 +14,7 @@ from autopipe.core.plan import Plan, ScheduleTable
 from autopipe.core.result import CheckResult
 from autopipe.core.schedule import kind
 from autopipe.report.terminal import check_text
-from autopipe.runtime.checking import check_rank, combine
+from autopipe.runtime.checking.plans import check_rank, combine
 from autopipe.runtime.workload import ModelFile
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checking import plan_for

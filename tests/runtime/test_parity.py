@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from autopipe.runtime.parity import RankParity, _note, difference, has_dropout, relative, without_dropout
+from autopipe.runtime.checking.parity import RankParity, _note, difference, has_dropout, relative, without_dropout
 
 
 def test_difference_is_relative_to_the_largest_reference_value() -> None:

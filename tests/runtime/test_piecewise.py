@@ -16,8 +16,8 @@ from autopipe.core.errors import UsageError
 from autopipe.core.optimizer import Optimizer
 from autopipe.core.plan import Plan
 from autopipe.core.profile import Layer
-from autopipe.runtime.checking import check_rank, combine
-from autopipe.runtime.parity import largest
+from autopipe.runtime.checking.parity import largest
+from autopipe.runtime.checking.plans import check_rank, combine
 from autopipe.runtime.running import piecewise
 from autopipe.runtime.running.piecewise import MASTER, Piecewise, kept_tensors
 from autopipe.runtime.running.runner import OPTIMIZERS

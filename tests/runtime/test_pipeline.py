@@ -9,7 +9,7 @@ import torch
 
 from autopipe.core.errors import ModelError, UsageError
 from autopipe.core.plan import Plan
-from autopipe.runtime.parity import without_dropout
+from autopipe.runtime.checking.parity import without_dropout
 from autopipe.runtime.running.forms import repeated
 from autopipe.runtime.workload import ModelFile, Workload, call, rows
 from tests.runtime.ranks import Ranks

@@ -13,9 +13,9 @@ from autopipe.core.plan import Plan
 from autopipe.core.profile import CostTable, Profile
 from autopipe.core.stage import recomputed
 from autopipe.runtime.capture import capture
-from autopipe.runtime.checking import peak_bytes
+from autopipe.runtime.checking.parity import without_dropout
+from autopipe.runtime.checking.plans import peak_bytes
 from autopipe.runtime.measure import LayerTimer
-from autopipe.runtime.parity import without_dropout
 from autopipe.runtime.profiling import facts_of, with_costs
 from autopipe.runtime.running.runner import Runner, make_optimizer
 from autopipe.runtime.workload import ModelFile, Workload

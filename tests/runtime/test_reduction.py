@@ -12,7 +12,7 @@ from torch import nn
 
 from autopipe.core.errors import ModelError, UsageError
 from autopipe.core.reduction import MEAN, Reduction
-from autopipe.runtime.reduction import find_reduction
+from autopipe.runtime.checking.reduction import find_reduction
 from autopipe.runtime.running.shares import pieces, shares
 from autopipe.runtime.workload import Workload, rows
 

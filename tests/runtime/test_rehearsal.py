@@ -13,8 +13,8 @@ from autopipe.core.in_flight import kept
 from autopipe.core.plan import Plan, ScheduleTable
 from autopipe.core.schedule import Action, Op, kind
 from autopipe.core.timeline import Span
-from autopipe.runtime import rehearsal
-from autopipe.runtime.rehearsal import Costs, Done, RankPart, expected, machine_costs, planned_job, rehearse
+from autopipe.runtime.checking import rehearsal
+from autopipe.runtime.checking.rehearsal import Costs, Done, RankPart, expected, machine_costs, planned_job, rehearse
 from autopipe.simulate import simulate_plan
 from tests.samples import plan as sample
 from tests.synthetic import stage

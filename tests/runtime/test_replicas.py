@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from autopipe.core.errors import UsageError
-from autopipe.runtime.checking import check_rank, combine
+from autopipe.runtime.checking.plans import check_rank, combine
 from autopipe.runtime.ranks.replicas import GradientSums, Replica
 from autopipe.runtime.running.batches import share_of
 from autopipe.runtime.running.shares import pieces

@@ -12,8 +12,8 @@ import autopipe.synthesis  # noqa: F401  (registers them)
 from autopipe.core.schedule import kinds
 from autopipe.core.validation import validate
 from autopipe.runtime.capture import capture
-from autopipe.runtime.checking import check_rank, combine
-from autopipe.runtime.parity import compare, relative, without_dropout
+from autopipe.runtime.checking.parity import compare, relative, without_dropout
+from autopipe.runtime.checking.plans import check_rank, combine
 from autopipe.runtime.running.runner import Runner
 from autopipe.runtime.workload import ModelFile, rows
 from tests.runtime.ranks import Ranks

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from autopipe.core.schedule import Action, Op, Order, Schedule
-from autopipe.runtime.draws import same_draws
-from autopipe.runtime.parity import dense
+from autopipe.runtime.checking.draws import same_draws
+from autopipe.runtime.checking.parity import dense
 from autopipe.runtime.running.batches import Part, Weighed
 from autopipe.runtime.running.runner import Runner
 from tests.models import ZOO

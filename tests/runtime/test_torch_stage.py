@@ -13,7 +13,7 @@ import autopipe.synthesis  # noqa: F401  (registers all schedules)
 from autopipe.core.in_flight import Kept, kept
 from autopipe.core.schedule import Schedule, kind
 from autopipe.runtime.capture import capture
-from autopipe.runtime.parity import compare, without_dropout
+from autopipe.runtime.checking.parity import compare, without_dropout
 from autopipe.runtime.running.runner import Runner
 from autopipe.runtime.tables.torch_stage import Stage
 from autopipe.runtime.workload import ModelFile, rows

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 from autopipe.core.errors import ModelError, UsageError
 from autopipe.core.plan import Plan
-from autopipe.runtime.parity import difference, largest
+from autopipe.runtime.checking.parity import difference, largest
 from autopipe.runtime.running import forms
 from autopipe.runtime.running.pipeline import MOST_FORMS, Pipeline
 from autopipe.runtime.running.shares import pieces, shares

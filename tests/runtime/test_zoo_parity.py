@@ -7,7 +7,7 @@ import torch
 
 import autopipe.schedules  # noqa: F401  (registers them)
 from autopipe.core.schedule import kind
-from autopipe.runtime.parity import RankParity, compare, relative
+from autopipe.runtime.checking.parity import RankParity, compare, relative
 from autopipe.runtime.running.runner import Runner
 from tests.models import ZOO
 from tests.runtime.chained import legal_cuts

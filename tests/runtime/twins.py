@@ -15,7 +15,7 @@ import torch
 from autopipe.core.reduction import Reduction
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.capture.restoring import same_attributes
-from autopipe.runtime.reduction import find_reduction
+from autopipe.runtime.checking.reduction import find_reduction
 from autopipe.runtime.workload import SEED, Workload
 from tests.models import ZOO
 

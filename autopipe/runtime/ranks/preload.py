@@ -11,7 +11,7 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends all ranks
 
 for _name in (
-    "autopipe.runtime.checking",
+    "autopipe.runtime.checking.plans",
     "autopipe.runtime.links",
     "autopipe.runtime.profiling",
     "torch.export._trace",  # what the first export imports

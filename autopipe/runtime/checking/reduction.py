@@ -17,7 +17,7 @@ from torch import nn
 from autopipe.core.errors import ModelError
 from autopipe.core.reduction import MEAN, Reduction
 from autopipe.core.units import format_percent
-from autopipe.runtime.parity import (
+from autopipe.runtime.checking.parity import (
     TOLERANCE,
     dense,
     difference,

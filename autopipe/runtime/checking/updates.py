@@ -16,11 +16,11 @@ from autopipe.core.schedule import Op, Schedule
 from autopipe.core.timeline import Span, Timeline
 from autopipe.core.versions import delays
 from autopipe.runtime.capture import Captured
+from autopipe.runtime.checking.parity import LEARNING_RATE, RankParity, difference
 from autopipe.runtime.own.executor import Met
 from autopipe.runtime.own.pipemare import PipeMare
 from autopipe.runtime.own.recurrence import Recurrence, stage_of
 from autopipe.runtime.own.training import Training
-from autopipe.runtime.parity import LEARNING_RATE, RankParity, difference
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.running.runner import Runner
 from autopipe.runtime.running.shares import pieces, shares

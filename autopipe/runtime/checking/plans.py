@@ -20,8 +20,8 @@ from autopipe.core.schedule import Op
 from autopipe.core.spread import spread
 from autopipe.core.timeline import Memory, Span, Timeline
 from autopipe.runtime.capture import Captured, capture
-from autopipe.runtime.own import checking as own
-from autopipe.runtime.parity import TOLERANCE, RankParity, compare, has_dropout, relative, without_dropout
+from autopipe.runtime.checking.parity import TOLERANCE, RankParity, compare, has_dropout, relative, without_dropout
+from autopipe.runtime.checking.updates import compare_updates, measured_delays, periods, timed_run
 from autopipe.runtime.ranks import launch, watching
 from autopipe.runtime.ranks.devices import cores, own_device
 from autopipe.runtime.ranks.memory import LiveBytes, resident_bytes
@@ -134,13 +134,13 @@ def _check_updates(
     """The same of an asynchronous plan: one long run with the clock, a short one under the memory counter."""
     updates = steps_to_measure(plan.predicted.step_s)
     launch.beat.phase(f"running {updates} updates without a flush")
-    own.timed_run(runner, batch, optimizer, 0)
-    spans, met = own.timed_run(runner, batch, optimizer, updates)
+    timed_run(runner, batch, optimizer, 0)
+    spans, met = timed_run(runner, batch, optimizer, updates)
     launch.beat.phase("counting memory")
     live = LiveBytes([*runner.known_tensors(), *kept_tensors(optimizer)])
     with live:
-        own.timed_run(runner, batch, optimizer, 0)
-    staleness = tuple(own.measured_delays(runner.schedule, met, updates))
+        timed_run(runner, batch, optimizer, 0)
+    staleness = tuple(measured_delays(runner.schedule, met, updates))
     return RankResult(parity, [spans], live.peak, resident_bytes(), notes, staleness)
 
 
@@ -181,7 +181,7 @@ def _parity(plan: Plan, source: Source, device: torch.device, replica: Replica) 
     captured = capture_for(plan, workload, batch)
     runner = _runner(plan, captured, workload, device, replica)
     if runner.schedule.asynchronous:
-        return own.compare_updates(runner, captured, plan.cuts, reference, workload, batch), notes
+        return compare_updates(runner, captured, plan.cuts, reference, workload, batch), notes
     parity = compare(runner, reference, workload, batch)
     return parity, (*notes, _DRAWN) if parity.drawn else notes
 
@@ -210,7 +210,7 @@ def combine(plan: Plan, ranks: list[RankResult], kind: str) -> CheckResult:
     timelines = [Timeline.of_ranks(parts, "measured", memory) for parts in steps]
     schedule = plan.schedule.parsed()
     if schedule.asynchronous:
-        timelines = own.periods(schedule, timelines[0], steps_to_measure(plan.predicted.step_s))
+        timelines = periods(schedule, timelines[0], steps_to_measure(plan.predicted.step_s))
     seconds = [timeline.step_s for timeline in timelines]
     step_s = statistics.median(seconds)
     typical = min(timelines, key=lambda timeline: abs(timeline.step_s - step_s))

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from autopipe.runtime.capture.restoring import Plain
-from autopipe.runtime.draws import same_draws
+from autopipe.runtime.checking.draws import same_draws
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.running.batches import share_of
 from autopipe.runtime.running.runner import Runner
@@ -35,7 +35,7 @@ _DROPOUT = re.compile(r"drop")
 class RankParity:
     """What one rank found: losses on the last stage's rank only, the largest difference and its tensor's name.
 
-    ``drawn`` says that the forward drew random numbers, which were equal ones in both runs; see runtime/draws.py.
+    ``drawn`` says that the forward drew random numbers, which were equal ones in both runs; see runtime/checking/draws.py.
     """
 
     losses: list[float] = field(default_factory=list)
