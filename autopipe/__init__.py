@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "profile": "autopipe.runtime.profiling",
+    "profile": "autopipe.runtime.measuring.profiling",
     "plan": "autopipe.search",
     "check": "autopipe.runtime.checking.plans",
     "tune": "autopipe.tuning",
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from autopipe.core.profile import Profile
     from autopipe.core.timeline import Timeline
     from autopipe.runtime.checking.plans import check
-    from autopipe.runtime.profiling import profile
+    from autopipe.runtime.measuring.profiling import profile
     from autopipe.runtime.stages.initial import without_weights
     from autopipe.search import plan
     from autopipe.tuning import tune

@@ -366,7 +366,7 @@ def cluster(
     from autopipe.workflow import require_folder
 
     require_folder(output)
-    from autopipe.runtime.links import measure_cluster
+    from autopipe.runtime.measuring.links import measure_cluster
 
     measured = measure_cluster(devices, threads=threads, progress=_progress)
     if is_first():

@@ -49,11 +49,11 @@ def analytic(
     ``cpu`` is this machine's, whose speeds are measured for it. Raises UsageError for a device that is not known.
     """
     hardware = None if device == "cpu" else known(device)
-    from autopipe.runtime.analytic import analytic_profile
+    from autopipe.runtime.measuring.analytic import analytic_profile
     from autopipe.runtime.workload import ModelFile
 
     if hardware is None:
-        from autopipe.runtime.roofline import own_hardware
+        from autopipe.runtime.measuring.roofline import own_hardware
 
         hardware = own_hardware(threads, progress=progress)
     path, _, builder = source.partition(":")

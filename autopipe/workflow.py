@@ -220,7 +220,7 @@ def make_profile(source: str, *, output: Path | None, **options: Any) -> tuple[P
     """
     if is_profile(source):
         raise UsageError(f"{source} is a profile already: name the model file to measure it again")
-    from autopipe.runtime.profiling import default_path, profile
+    from autopipe.runtime.measuring.profiling import default_path, profile
     from autopipe.runtime.workload import ModelFile
 
     if output:
@@ -235,7 +235,7 @@ def measured_cluster(source: str, devices: int, threads: int, progress: Progress
     """Links between local processes. Raises UsageError for a profile, whose devices may be elsewhere."""
     if is_profile(source):
         raise UsageError(f"planning from {source} needs the devices it is for: add --cluster FILE")
-    from autopipe.runtime.links import measure_cluster
+    from autopipe.runtime.measuring.links import measure_cluster
 
     return measure_cluster(devices, threads=threads, progress=progress)
 

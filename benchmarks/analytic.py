@@ -2,7 +2,7 @@
 
     python benchmarks/analytic.py [--rounds 7]
 
-The machine's own speeds (runtime/roofline.py) take the place of a data sheet. In each round the speeds and every model
+The machine's own speeds (runtime/measuring/roofline.py) take the place of a data sheet. In each round the speeds and every model
 are measured, so that both see the same machine; medians are compared. The band is the one that plans print.
 """
 
@@ -18,12 +18,12 @@ from torch import nn
 
 from autopipe.core.spread import error_of_median
 from autopipe.core.units import format_duration, format_percent
-from autopipe.runtime.analytic import BAND, cost_tables
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.capture.weightless import building_weightless
+from autopipe.runtime.measuring.analytic import BAND, cost_tables
+from autopipe.runtime.measuring.roofline import Speeds, hardware_of, measure_rank
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import cores, memory_bytes
-from autopipe.runtime.roofline import Speeds, hardware_of, measure_rank
 from autopipe.runtime.stages.chain import Chain
 from autopipe.runtime.workload import InMemory, Inputs, Workload, batch_size
 

@@ -23,7 +23,7 @@ from autopipe.core.spread import error_of_median
 from autopipe.core.timeline import Span, Timeline
 from autopipe.core.units import format_duration, format_percent
 from autopipe.runtime.checking.plans import capture_for
-from autopipe.runtime.links import measure_cluster
+from autopipe.runtime.measuring.links import measure_cluster
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import own_device
 from autopipe.runtime.running.runner import Runner, make_optimizer

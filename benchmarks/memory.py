@@ -22,8 +22,8 @@ from autopipe.core.stage import shared_ties, stage_cost
 from autopipe.core.units import format_bytes, format_percent
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.checking.plans import peak_bytes
-from autopipe.runtime.measure import LayerTimer
-from autopipe.runtime.profiling import facts_of, with_costs
+from autopipe.runtime.measuring.measure import LayerTimer
+from autopipe.runtime.measuring.profiling import facts_of, with_costs
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import own_device
 from autopipe.runtime.ranks.memory import resident_bytes

@@ -24,9 +24,9 @@ from autopipe.core.timeline import Span, Timeline
 from autopipe.core.units import format_duration, format_percent
 from autopipe.jitter import jitter_s
 from autopipe.runtime.capture import capture
-from autopipe.runtime.links import measure_cluster
-from autopipe.runtime.measure import LayerTimer, Samples, pooled
-from autopipe.runtime.profiling import facts_of, with_costs
+from autopipe.runtime.measuring.links import measure_cluster
+from autopipe.runtime.measuring.measure import LayerTimer, Samples, pooled
+from autopipe.runtime.measuring.profiling import facts_of, with_costs
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import own_device
 from autopipe.runtime.running.runner import Runner, make_optimizer

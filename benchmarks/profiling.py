@@ -18,9 +18,9 @@ import torch
 
 from autopipe.core.units import format_duration
 from autopipe.runtime.capture import capture
-from autopipe.runtime.measure import LayerTimer
+from autopipe.runtime.measuring.measure import LayerTimer
+from autopipe.runtime.measuring.sampling import INSTANCES
 from autopipe.runtime.ranks import launch
-from autopipe.runtime.sampling import INSTANCES
 from autopipe.runtime.workload import InMemory
 
 MICRO_BATCH = 2

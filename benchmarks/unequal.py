@@ -30,7 +30,7 @@ from autopipe.core.plan import Plan
 from autopipe.core.profile import Profile
 from autopipe.core.units import format_duration, format_percent
 from autopipe.runtime.checking.plans import try_plan
-from autopipe.runtime.links import measure_cluster
+from autopipe.runtime.measuring.links import measure_cluster
 from autopipe.runtime.ranks import launch
 
 BLOCKS = 12

@@ -44,7 +44,7 @@ LICENCE = "github.com/msr-fiddle/pipedream, measured on V100 by its authors; MIT
 
 def analytic(names: Iterable[str]) -> None:
     """Write the analytic profiles of some models."""
-    from autopipe.runtime.analytic import analytic_profiles
+    from autopipe.runtime.measuring.analytic import analytic_profiles
 
     for name in names:
         path, sizes, devices = MODELS[name]

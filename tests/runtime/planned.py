@@ -10,7 +10,7 @@ from autopipe.core.cluster import Cluster, Device, Link, Tier
 from autopipe.core.plan import ModelRef, Plan
 from autopipe.core.profile import CostTable, LayerCost, Profile
 from autopipe.runtime.checking.reduction import find_reduction
-from autopipe.runtime.profiling import capture_checked, facts_of
+from autopipe.runtime.measuring.profiling import capture_checked, facts_of
 from autopipe.runtime.workload import ModelFile
 
 ZOO_FILE = """from tests.models import ZOO

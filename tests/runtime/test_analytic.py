@@ -14,14 +14,14 @@ from autopipe.core import files
 from autopipe.core.errors import UsageError
 from autopipe.core.hardware import GPU_REACHED, HARDWARE, known
 from autopipe.core.profile import Profile
-from autopipe.runtime.analytic import analytic_profile, cost_tables
 from autopipe.runtime.capture import capture
 from autopipe.runtime.capture.weightless import building_weightless
-from autopipe.runtime.operations import AsOnCuda, Operations
-from autopipe.runtime.roofline import Speeds, hardware_of
-from autopipe.runtime.sampling import chosen
+from autopipe.runtime.measuring.analytic import analytic_profile, cost_tables
+from autopipe.runtime.measuring.operations import AsOnCuda, Operations
+from autopipe.runtime.measuring.roofline import Speeds, hardware_of
+from autopipe.runtime.measuring.sampling import chosen
+from autopipe.runtime.measuring.unit_bytes import unit_bytes
 from autopipe.runtime.stages.chain import Chain
-from autopipe.runtime.unit_bytes import unit_bytes
 from autopipe.runtime.workload import InMemory, ModelFile
 from autopipe.workflow import get_profile
 

@@ -14,7 +14,7 @@ from torch import nn
 from autopipe.core.errors import CaptureError, ModelError
 from autopipe.runtime.capture import capture, tracing
 from autopipe.runtime.capture.program import aten
-from autopipe.runtime.profiling import capture_checked
+from autopipe.runtime.measuring.profiling import capture_checked
 from autopipe.runtime.stages.modules import build_stages
 from tests.models import ZOO, Case, sequential, vector_batch
 from tests.runtime.chained import assert_trains_alike, captured_case, legal_cuts

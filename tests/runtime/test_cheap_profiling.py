@@ -14,12 +14,12 @@ from torch import nn
 
 from autopipe.core.errors import UsageError
 from autopipe.core.profile import CostTable, LayerCost
-from autopipe.runtime import profiling
-from autopipe.runtime.curves import first_sizes, interpolated, straight
-from autopipe.runtime.measure import Samples, stage_price_s
-from autopipe.runtime.profiling import profile
+from autopipe.runtime.measuring import profiling
+from autopipe.runtime.measuring.curves import first_sizes, interpolated, straight
+from autopipe.runtime.measuring.measure import Samples, stage_price_s
+from autopipe.runtime.measuring.profiling import profile
+from autopipe.runtime.measuring.unit_bytes import UnitBytes
 from autopipe.runtime.ranks import launch
-from autopipe.runtime.unit_bytes import UnitBytes
 
 
 class Block(nn.Module):

@@ -24,7 +24,7 @@ from autopipe.core.schedule import Schedule, StageTimes, kind
 from autopipe.export.shares import share_functions
 from autopipe.runtime.capture import capture
 from autopipe.runtime.checking.reduction import find_reduction
-from autopipe.runtime.profiling import facts_of
+from autopipe.runtime.measuring.profiling import facts_of
 from autopipe.runtime.running.shares import pieces, shares
 from autopipe.runtime.workload import ModelFile
 from tests.exports import interleaved, one_f_one_b, plan_of

@@ -10,7 +10,7 @@ import pytest
 
 from autopipe.core import files
 from autopipe.core.cluster import Cluster, Device, Link, Pair, Tier
-from autopipe.runtime.links import MOST_PAIRS, Found, cluster_of, measured_pairs
+from autopipe.runtime.measuring.links import MOST_PAIRS, Found, cluster_of, measured_pairs
 
 NEAR, FAR = Link(1e-4, 2e9, 1e-3), Link(2e-3, 1e8, 1e-3)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from autopipe.runtime.capture import capture
-from autopipe.runtime.measure import LayerTimer
+from autopipe.runtime.measuring.measure import LayerTimer
 from tests.runtime.ranks import Ranks
 
 

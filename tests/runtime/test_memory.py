@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from autopipe.runtime.capture import capture
+from autopipe.runtime.measuring.unit_bytes import unit_bytes
 from autopipe.runtime.ranks.launch import launch
 from autopipe.runtime.ranks.memory import LiveBytes, unique_bytes
 from autopipe.runtime.stages.chain import Chain
-from autopipe.runtime.unit_bytes import unit_bytes
 from benchmarks.memory import SCHEDULES, measure_model
 
 

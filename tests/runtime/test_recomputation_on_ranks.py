@@ -15,8 +15,8 @@ from autopipe.core.stage import recomputed
 from autopipe.runtime.capture import capture
 from autopipe.runtime.checking.parity import without_dropout
 from autopipe.runtime.checking.plans import peak_bytes
-from autopipe.runtime.measure import LayerTimer
-from autopipe.runtime.profiling import facts_of, with_costs
+from autopipe.runtime.measuring.measure import LayerTimer
+from autopipe.runtime.measuring.profiling import facts_of, with_costs
 from autopipe.runtime.running.runner import Runner, make_optimizer
 from autopipe.runtime.workload import ModelFile, Workload
 from tests.runtime.ranks import Ranks

@@ -12,8 +12,8 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, w
 
 for _name in (
     "autopipe.runtime.checking.plans",
-    "autopipe.runtime.links",
-    "autopipe.runtime.profiling",
+    "autopipe.runtime.measuring.links",
+    "autopipe.runtime.measuring.profiling",
     "torch.export._trace",  # what the first export imports
 ):
     importlib.import_module(_name)

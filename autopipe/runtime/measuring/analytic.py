@@ -22,11 +22,11 @@ from autopipe.core.profile import OPTIMIZER_STATE, CostTable, Layer, LayerCost, 
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.capture.torch_private import fake_mode, tree_map
 from autopipe.runtime.capture.weightless import building_weightless, stood_in
-from autopipe.runtime.operations import AsOnCuda, Operations
-from autopipe.runtime.profiling import facts_of
-from autopipe.runtime.sampling import Sampling, sample
+from autopipe.runtime.measuring.operations import AsOnCuda, Operations
+from autopipe.runtime.measuring.profiling import facts_of
+from autopipe.runtime.measuring.sampling import Sampling, sample
+from autopipe.runtime.measuring.unit_bytes import UnitBytes, unit_bytes
 from autopipe.runtime.stages.chain import Chain
-from autopipe.runtime.unit_bytes import UnitBytes, unit_bytes
 from autopipe.runtime.workload import ModelFile, Workload
 
 BAND = 0.30

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from autopipe.core.profile import CostTable, LayerCost
-from autopipe.runtime.measure import Samples
-from autopipe.runtime.unit_bytes import UnitBytes
+from autopipe.runtime.measuring.measure import Samples
+from autopipe.runtime.measuring.unit_bytes import UnitBytes
 
 STRAIGHT = 0.04
 """How far, as a part of the model's time, the layers of the middle size may be off the line in all."""

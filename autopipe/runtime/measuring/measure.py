@@ -28,12 +28,12 @@ from autopipe.core.errors import ModelError
 from autopipe.core.profile import Jitter
 from autopipe.core.spread import error_of_median, spread
 from autopipe.runtime.capture import Captured
+from autopipe.runtime.measuring.sampling import INSTANCES, sample
+from autopipe.runtime.measuring.unit_bytes import UnitBytes, unit_bytes
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import synchronize
 from autopipe.runtime.running.runner import make_optimizer
-from autopipe.runtime.sampling import INSTANCES, sample
 from autopipe.runtime.stages.chain import Chain
-from autopipe.runtime.unit_bytes import UnitBytes, unit_bytes
 from autopipe.runtime.workload import Inputs, to_device
 
 FEWEST_ROUNDS = 3

@@ -21,11 +21,11 @@ from autopipe.core.spread import spread
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.capture.program import has_sparse_gradient, path_of
 from autopipe.runtime.checking.reduction import find_reduction
-from autopipe.runtime.curves import first_sizes, interpolated, straight
-from autopipe.runtime.measure import LayerTimer, Samples, all_agree, jitter_of, measure, pooled, stage_price_s
+from autopipe.runtime.measuring.curves import first_sizes, interpolated, straight
+from autopipe.runtime.measuring.measure import LayerTimer, Samples, all_agree, jitter_of, measure, pooled, stage_price_s
+from autopipe.runtime.measuring.sampling import INSTANCES
 from autopipe.runtime.ranks import launch, watching
 from autopipe.runtime.ranks.devices import cores, default_device, describe, is_as_fast, own_device
-from autopipe.runtime.sampling import INSTANCES
 from autopipe.runtime.tables.emulated import runtime_costs
 from autopipe.runtime.workload import InMemory, ModelFile, Source, Workload, call, user_code
 

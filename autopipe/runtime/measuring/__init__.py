@@ -1,0 +1,1 @@
+"""What layers cost, and what devices and links are like: timed, counted or computed."""
