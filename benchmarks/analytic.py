@@ -2,8 +2,8 @@
 
     python benchmarks/analytic.py [--rounds 7]
 
-The machine's own speeds (runtime/measuring/roofline.py) take the place of a data sheet. In each round the speeds and every model
-are measured, so that both see the same machine; medians are compared. The band is the one that plans print.
+The machine's own speeds (runtime/measuring/roofline.py) take the place of a data sheet. In each round the speeds and
+every model are measured, so that both see the same machine; medians are compared. The band is the one that plans print.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _DROPOUT = re.compile(r"drop")
 class RankParity:
     """What one rank found: losses on the last stage's rank only, the largest difference and its tensor's name.
 
-    ``drawn`` says that the forward drew random numbers, which were equal ones in both runs; see runtime/checking/draws.py.
+    ``drawn`` says that the forward drew random numbers, which were equal ones in both runs; see draws.py.
     """
 
     losses: list[float] = field(default_factory=list)

@@ -39,7 +39,7 @@ class Runner:
     """Builds this rank's stages and runs steps; what a step leaves in ``.grad`` is one process's gradient.
 
     ``loss_fn(output, target)`` sees what the model returns. The loss of a step is the sum of share × loss over the
-    micro-batches of all replicas (see runtime/running/shares.py). ``fill`` is given the stages before they run, to make the
+    micro-batches of all replicas (see shares.py). ``fill`` is given the stages before they run, to make the
     values of parameters that have none.
     """
 

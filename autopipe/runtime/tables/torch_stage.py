@@ -2,7 +2,7 @@
 
 Torch makes the receive buffers of all micro-batches before the first one, keeps them from step to step, and keeps all
 that it sent until the step's end. Here a buffer is made when its receive is posted and dropped after the backward (in
-an evaluation after the forward), and what was sent is let go when it is known to have been taken (runtime/tables/sent.py).
+an evaluation after the forward), and what was sent is let go when it is known to have been taken (sent.py).
 
 Facts that the code relies on (each is seen by tests/runtime/test_torch_stage.py):
 - buffers are made by ``_prepare_forward_infra`` and ``_prepare_backward_infra``, on the stage's ``device``; with static
