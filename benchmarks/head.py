@@ -32,7 +32,7 @@ from autopipe.runtime.checking.plans import capture_for
 from autopipe.runtime.measuring.links import measure_cluster
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import own_device
-from autopipe.runtime.ranks.replicas import Replica
+from autopipe.runtime.running.replicas import Replica
 from autopipe.runtime.running.runner import Runner, make_optimizer
 from autopipe.runtime.workload import ModelFile
 

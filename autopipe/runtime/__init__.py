@@ -7,6 +7,6 @@ own          our own small runtime, for action tables that torch's cannot run
 tables       action tables on torch's pipeline runtime, and when each action ran
 stages       what a rank computes: ranges of layers as modules, and where their weights come from
 capture      an unmodified module becomes layers and edges
-ranks        the processes of a run: how they start and end, what they run on, what they agree on
+ranks        the processes of a run: how they start and end, what they run on
 workload     a model file: where the model, its batches and its loss come from
 """

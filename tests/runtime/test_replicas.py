@@ -12,8 +12,8 @@ from torch import nn
 
 from autopipe.core.errors import UsageError
 from autopipe.runtime.checking.plans import check_rank, combine
-from autopipe.runtime.ranks.replicas import GradientSums, Replica
 from autopipe.runtime.running.batches import share_of
+from autopipe.runtime.running.replicas import GradientSums, Replica
 from autopipe.runtime.running.shares import pieces
 from autopipe.runtime.workload import ModelFile
 from tests.runtime.planned import plan_of, zoo_file

@@ -25,9 +25,9 @@ from autopipe.runtime.checking.updates import compare_updates, measured_delays, 
 from autopipe.runtime.ranks import launch, watching
 from autopipe.runtime.ranks.devices import cores, own_device
 from autopipe.runtime.ranks.memory import LiveBytes, resident_bytes
-from autopipe.runtime.ranks.replicas import Replica, require_equal
 from autopipe.runtime.running.batches import Part
 from autopipe.runtime.running.piecewise import kept_tensors
+from autopipe.runtime.running.replicas import Replica, require_equal
 from autopipe.runtime.running.runner import Runner, make_optimizer
 from autopipe.runtime.workload import InMemory, Inputs, ModelFile, Source, Workload, rows
 

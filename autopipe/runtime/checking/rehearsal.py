@@ -31,7 +31,7 @@ from autopipe.core.timeline import Span, Timeline
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import machine_bytes
 from autopipe.runtime.ranks.host import sleep_until, wake_exactly
-from autopipe.runtime.ranks.replicas import require_equal
+from autopipe.runtime.running.replicas import require_equal
 from autopipe.runtime.tables.emulated import NUMBER_BYTES, EmulatedStage
 from autopipe.runtime.tables.torch_ir import TorchRuntime
 from autopipe.simulate import simulate

@@ -32,12 +32,12 @@ from autopipe.runtime.own.pipemare import PipeMare
 from autopipe.runtime.own.training import Scheduler, Training
 from autopipe.runtime.ranks.devices import own_device
 from autopipe.runtime.ranks.host import keep_freed_memory
-from autopipe.runtime.ranks.replicas import Replica, require_equal
 from autopipe.runtime.running import optimizer_state
 from autopipe.runtime.running.batches import check_size
 from autopipe.runtime.running.forms import Agreement, form_of, repeated
 from autopipe.runtime.running.joining import join
 from autopipe.runtime.running.piecewise import planned_optimizer
+from autopipe.runtime.running.replicas import Replica, require_equal
 from autopipe.runtime.running.runner import Runner
 from autopipe.runtime.stages.filling import Filling
 from autopipe.runtime.workload import Inputs, batch_size, check_loss, check_model, to_device

@@ -16,11 +16,11 @@ from autopipe.core.schedule import Action, Op, Schedule, stages_on
 from autopipe.runtime.capture import Captured
 from autopipe.runtime.own.executor import Executor
 from autopipe.runtime.own.runtime import OwnRuntime
-from autopipe.runtime.ranks.replicas import GradientSums, Replica, same_state
 from autopipe.runtime.running.batches import Part, Weighed, check_size, divide
 from autopipe.runtime.running.in_turn import check_in_turn
 from autopipe.runtime.running.joining import Output
 from autopipe.runtime.running.piecewise import planned_optimizer
+from autopipe.runtime.running.replicas import GradientSums, Replica, same_state
 from autopipe.runtime.stages.modules import StageModule, build_stages
 from autopipe.runtime.stages.shared import holders
 from autopipe.runtime.tables.recorder import Recorder

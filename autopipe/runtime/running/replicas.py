@@ -3,7 +3,7 @@
 Process ``replica × depth + rank`` is rank ``rank`` of pipeline ``replica``. Every replica runs its part of the global
 batch; then the gradients of each parameter are summed over all processes that hold it: those of the same rank in the
 other replicas, and those of other ranks that hold a tied parameter. Shares of the whole batch make the sum the batch's
-gradient (runtime/running/shares.py). Buffers that a forward changes are those of replica 0 afterwards, as in torch's
+gradient (shares.py). Buffers that a forward changes are those of replica 0 afterwards, as in torch's
 DistributedDataParallel, and so are parameters that it changes, which that leaves as they are.
 """
 
