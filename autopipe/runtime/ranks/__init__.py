@@ -2,6 +2,7 @@
 
 launch       one function on several local ranks, all of which end whatever happens
 watching     what every rank is doing, and the end of all when none does anything any more
+failures     how a rank that failed is told
 preload      what ranks import, in the process that they are forked from
 host         settings of a CPU rank's process that make its steps faster and more even
 devices      what differs between a CPU process and a CUDA device
