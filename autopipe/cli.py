@@ -15,8 +15,10 @@ from typing import Annotated, Literal
 import typer
 
 from autopipe import __version__
-from autopipe.core.errors import AutopipeError, UsageError
+from autopipe.arguments import Budget, Debug, Devices, Json, MicroBatch, Threads, names, numbers, pinned
+from autopipe.core.errors import AutopipeError
 from autopipe.core.joined import is_first
+from autopipe.stderr import line_of, progress, say
 
 app = typer.Typer(
     name="autopipe",
@@ -25,27 +27,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-Devices = Annotated[int | None, typer.Option(min=1, help="How many devices; with --cluster its first N.")]
-MicroBatch = Annotated[str | None, typer.Option(metavar="1,2,4", help="Micro-batch sizes to try.")]
-Threads = Annotated[int, typer.Option(min=1, help="Threads of one device, where a device is a process on a CPU.")]
-
-
-def _seconds(text: str) -> float:
-    """``30s``, or a plain number of seconds; what is neither is wrong usage."""
-    from autopipe.core.units import parse_duration
-
-    try:
-        return parse_duration(f"{text}s" if text.replace(".", "", 1).isdecimal() else text)
-    except UsageError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-Budget = Annotated[
-    float | None, typer.Option(parser=_seconds, metavar="30s", help="Stop measuring layers after this time.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback where there would be one line.")]
 
 
 @app.command()
@@ -79,12 +60,12 @@ def profile(
         device=device,
         dtype=dtype,
         devices=devices,
-        micro_batches=_numbers(micro_batch, "--micro-batch"),
+        micro_batches=numbers(micro_batch, "--micro-batch"),
         threads=threads,
         optimizer=optimizer,
         budget_s=budget,
         output=output,
-        progress=_progress,
+        progress=progress,
     )
     if as_json:
         print(files.to_json(made), end="")
@@ -140,10 +121,10 @@ def plan(
         global_batch=global_batch,
         devices=devices,
         cluster=cluster,
-        micro_batches=_numbers(micro_batch, "--micro-batch"),
-        depths=_numbers(depth, "--depth"),
-        replicas=_numbers(replicas, "--replicas"),
-        schedules=_names(schedule),
+        micro_batches=numbers(micro_batch, "--micro-batch"),
+        depths=numbers(depth, "--depth"),
+        replicas=numbers(replicas, "--replicas"),
+        schedules=names(schedule),
         memory_bytes=units.parse_bytes(memory) if memory else None,
         optimizer=optimizer,
         master_weights=master_weights,
@@ -152,16 +133,16 @@ def plan(
         recompute=recompute,
         allow_stale=allow_stale,
         threads=threads,
-        pins=dict(map(_pin, pin)) if pin else None,
+        pins=dict(map(pinned, pin)) if pin else None,
         budget_s=budget,
         like=like,
         output=output,
-        progress=_progress,
+        progress=progress,
     )
     if as_json:
         print(files.to_json(made.plan), end="")
         if made.ours:
-            _progress(made.comparison)
+            progress(made.comparison)
     else:
         from autopipe.report.terminal import plan_text, show
 
@@ -193,11 +174,11 @@ def check(
     if emulate:
         from autopipe.report.terminal import rehearsal_text, show
 
-        rehearsed = run_rehearsal(plan, timeout_s=timeout, progress=_progress)
+        rehearsed = run_rehearsal(plan, timeout_s=timeout, progress=progress)
         text = f"{rehearsal_text(rehearsed)}\nwrote     {files.rehearsal_path(plan)}"
         print(files.to_json(rehearsed), end="") if as_json else show(text)
         return
-    planned, result = run_check(plan, model=model, timeout_s=timeout, progress=_progress)
+    planned, result = run_check(plan, model=model, timeout_s=timeout, progress=progress)
     if as_json:
         print(files.to_json(result), end="")
     else:
@@ -235,14 +216,14 @@ def tune(
         devices=devices,
         budget_s=units.parse_duration(budget),
         cluster=cluster,
-        micro_batches=_numbers(micro_batch, "--micro-batch"),
-        schedules=_names(schedule),
+        micro_batches=numbers(micro_batch, "--micro-batch"),
+        schedules=names(schedule),
         memory_bytes=units.parse_bytes(memory) if memory else None,
         optimizer=optimizer,
         threads=threads,
         output=output,
         folder=folder,
-        progress=_progress,
+        progress=progress,
     )
     if as_json:
         print(files.to_json(tuned.plan), end="")
@@ -251,7 +232,7 @@ def tune(
 
         show(f"{tuning.summary(tuned)}\nwrote     {output}")
     if tuned.interrupted:
-        _say("interrupted")
+        say("interrupted")
         raise typer.Exit(130)
 
 
@@ -368,7 +349,7 @@ def cluster(
     require_folder(output)
     from autopipe.runtime.measuring.links import measure_cluster
 
-    measured = measure_cluster(devices, threads=threads, progress=_progress)
+    measured = measure_cluster(devices, threads=threads, progress=progress)
     if is_first():
         files.write(measured, output)
     if as_json:
@@ -398,56 +379,8 @@ def main() -> None:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        _say(_line(error))
+        say(line_of(error))
         sys.exit(error.exit_code if isinstance(error, AutopipeError) else 2)
     if code == 130:
-        _say("interrupted")
+        say("interrupted")
     sys.exit(code)
-
-
-def _line(error: Exception) -> str:
-    """A user's mistake as it is; anything else by its name, with the way to its traceback."""
-    if isinstance(error, AutopipeError):
-        return f"error: {error}"
-    if hasattr(error, "format_message"):  # what typer says of arguments
-        return f"error: {_usage(error.format_message(), getattr(error, 'ctx', None))}"
-    said = str(error).strip().splitlines()
-    return f"unexpected {type(error).__name__}: {said[0] if said else 'no message'} (run again with --debug)"
-
-
-def _usage(said: str, context: typer.Context | None) -> str:
-    """What is wrong with the arguments, in one line, and whose help says more."""
-    command = context.command_path if context else "autopipe"
-    words = " ".join(said.split()).rstrip(".")
-    return f"{words[:1].lower()}{words[1:]}: see {command} --help"
-
-
-def _say(message: str) -> None:
-    print(f"autopipe: {message}", file=sys.stderr)
-
-
-def _progress(message: str) -> None:
-    if is_first():
-        print(message, file=sys.stderr, flush=True)
-
-
-def _names(text: str | None) -> tuple[str, ...] | None:
-    """``1F1B,GPipe`` as names; None stays None."""
-    return None if text is None else tuple(item.strip() for item in text.split(","))
-
-
-def _numbers(text: str | None, option: str) -> tuple[int, ...] | None:
-    """``1,2,4`` as numbers from 1; None stays None."""
-    names = _names(text)
-    if names is None:
-        return None
-    if not all(name.isdecimal() and int(name) for name in names):
-        raise UsageError(f"{option} {text!r} is not a list of numbers from 1: write it as 1,2,4")
-    return tuple(map(int, names))
-
-
-def _pin(text: str) -> tuple[str, int]:
-    layer, sign, stage = text.rpartition("=")
-    if not (sign and layer and stage.isdecimal()):
-        raise UsageError(f"--pin {text!r} is not LAYER=STAGE: write it as transformer.h.3=1")
-    return layer, int(stage)
