@@ -66,6 +66,15 @@ def test_a_sum_is_added() -> None:
     assert "a sum over rows" in str(told)
 
 
+def test_a_mean_over_what_one_half_of_the_batch_lacks_is_no_sum() -> None:
+    def example_batch(size: int) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        return (torch.randn(size, 6),), torch.tensor([-100, -100, 1, 2])[torch.arange(size) % 4]
+
+    torch.manual_seed(0)
+    reduction, _ = find_reduction(Workload("model.py", _net(), example_batch, _masked), "float32")
+    assert reduction == Reduction("count", "target", -100)
+
+
 @pytest.mark.parametrize("loss", [_uneven, _masked])
 def test_a_mean_over_unequal_counts_is_found_with_what_it_counts(loss: Any) -> None:
     reduction, told = find_reduction(_workload(_net(), loss), "float32")

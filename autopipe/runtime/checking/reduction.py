@@ -8,11 +8,12 @@ trains as with gradient accumulation in one process, not as with the whole batch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from autopipe.core.errors import ModelError
 from autopipe.core.reduction import MEAN, Reduction
@@ -31,6 +32,9 @@ from autopipe.runtime.workload import Workload, call, rows
 
 ROWS = 2
 """Rows of a micro-batch here; the batch has two of them."""
+_CUTS = pieces(2 * ROWS, ROWS)
+_EVEN = (0.5, 0.5)
+"""The shares of a mean over rows."""
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 _BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
 Gradients = dict[str, torch.Tensor | None]
@@ -39,6 +43,7 @@ Gradients = dict[str, torch.Tensor | None]
 def find_reduction(workload: Workload, dtype: str) -> tuple[Reduction, str | None]:
     """How the model's loss adds up, and a line for the user; None where it is a plain mean over rows.
 
+    Where the data leave more than one way to read it, a mean over rows goes before a sum, and a sum before what counts.
     Dropout is off. Differences below ten times the parity's tolerance are rounding. Where there is no memory for a
     batch of two micro-batches, the line says that they were not compared. The model is used up: it is left without
     dropout, and with other buffers.
@@ -52,29 +57,38 @@ def find_reduction(workload: Workload, dtype: str) -> tuple[Reduction, str | Non
         if not isinstance(error.__cause__ if isinstance(error, ModelError) else error, _NO_MEMORY):
             raise
         return MEAN, f"a batch of {2 * ROWS} does not fit: whether micro-batches change the gradients was not looked at"
-    restore_state(model, state)
-    cuts = pieces(2 * ROWS, ROWS)
-    parts = [_gradients(model, workload, rows(batch, start, stop)) for start, stop in cuts]
     tolerance = 10 * TOLERANCE.get(getattr(torch, dtype), 2e-2)
-    off = []
-    for reduction in _possible(inputs, target):
-        off.append(_largest(_sum(parts, shares(reduction, inputs, target, cuts)), whole))
-        if off[-1] <= tolerance:
-            return reduction, _told(reduction)
+    possible, off = [MEAN, Reduction("sum"), *candidates(inputs, target)], 0.0
+    for some in (batch, _turned(batch)):
+        ways = {reduction: tuple(shares(reduction, some[0], some[1], _CUTS)) for reduction in possible}
+        if some is batch or len({*ways.values()}) > 1:
+            restore_state(model, state)
+            errors = _errors(model, workload, some, whole, {_EVEN, *ways.values()})
+            possible = [reduction for reduction in possible if errors[ways[reduction]] <= tolerance]
+            off = max(off, errors[_EVEN])
+    if possible:
+        return possible[0], _told(possible[0])
     restore_state(model, state)
     again = _gradients(model, workload, batch, seed=1)
     cause = _cause(model, drawn=_largest(again, whole) > tolerance)
-    return MEAN, f"gradients of micro-batches differ from the whole batch's by {format_percent(off[0])}: {cause}"
+    return MEAN, f"gradients of micro-batches differ from the whole batch's by {format_percent(off)}: {cause}"
 
 
-def _possible(inputs: Any, target: Any) -> Iterator[Reduction]:
-    """The mean over rows first, then a sum, then means over what can be counted and is unequally many."""
-    yield from (MEAN, Reduction("sum"))
-    cuts = pieces(2 * ROWS, ROWS)
-    for reduction in candidates(inputs, target):
-        first, second = shares(reduction, inputs, target, cuts)
-        if first != second:
-            yield reduction
+def _turned(batch: Any) -> Any:
+    """The batch with its rows turned by one: the same gradient, other rows together in a micro-batch.
+
+    A mean over what only one half has is also the sum of both halves, and one over what both have equally many of is
+    also the mean over rows; turned, they differ.
+    """
+    return tree_map(lambda leaf: leaf.roll(-1, 0) if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf, batch)
+
+
+def _errors(
+    model: nn.Module, workload: Workload, batch: Any, whole: Gradients, ways: Collection[tuple[float, ...]]
+) -> dict[tuple[float, ...], float]:
+    """By shares of the two micro-batches: how far the sum of their gradients is from the whole batch's."""
+    parts = [_gradients(model, workload, rows(batch, start, stop)) for start, stop in _CUTS]
+    return {factors: _largest(_sum(parts, factors), whole) for factors in ways}
 
 
 def _told(reduction: Reduction) -> str | None:
