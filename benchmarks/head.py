@@ -3,9 +3,10 @@
     python benchmarks/head.py [--rounds 5]
 
 An untied GPT-2 of six blocks of 256 with 50,257 words, batch 8 of 128 tokens, is profiled with both ranks busy and
-planned as a pipeline of two, and freely; equal layers run the schedule and micro-batch that suit them best. One step of
-each, and one of one process with the other idle, in every round. Needs two free cores and three minutes. Exit code 1
-where the step of the pipeline takes more than 0.75 of that of equal layers.
+planned as a pipeline of two, as one whose micro-batches go both ways, and freely; equal layers run the schedule and
+micro-batch that suit them best. One step of each, and one of one process with the other idle, in every round. ``bound``
+is what no cut and no order of that kind gets below, by the profile, over the predicted step of equal layers. Needs two
+free cores and three minutes. Exit code 1 where neither pipeline's step is at most 0.75 of that of equal layers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from autopipe.runtime.workload import ModelFile
 
 RANKS, BATCH, TOKENS, VOCABULARY = 2, 8, 128, 50_257
 GOAL = 0.75
-ALONE = "one process"
+ALONE, EQUAL = "one process", "equal layers"
+PIPELINES = ("pipeline", "two ways")
 
 Steps = dict[str, list[list[Span]]]
 """The spans of each plan's steps on one rank."""
@@ -74,16 +76,21 @@ def loss_fn(output: Any, target: torch.Tensor) -> torch.Tensor:
 
 
 def plans_of(profile: autopipe.Profile, cluster: autopipe.Cluster) -> dict[str, Plan]:
-    """The best pipeline of two ranks, equal layers, one process, and what is planned where nothing is asked for."""
-    cuts = BASELINES["equal layers"](profile, RANKS)
+    """The best pipelines of two ranks, equal layers, one process, and what is planned where nothing is asked for."""
+    cuts = BASELINES[EQUAL](profile, RANKS)
     assert cuts is not None
     pins = {layer.name: sum(cut <= index for cut in cuts) for index, layer in enumerate(profile.layers)}
 
-    def planned(depth: int, pinned: dict[str, int] | None = None) -> Plan:
-        return autopipe.plan(profile, cluster, global_batch=BATCH, depths=[depth], replicas=[1], pins=pinned)
+    def planned(depth: int, **asked: Any) -> Plan:
+        return autopipe.plan(profile, cluster, global_batch=BATCH, depths=[depth], replicas=[1], **asked)
 
-    free = autopipe.plan(profile, cluster, global_batch=BATCH)
-    return {"pipeline": planned(RANKS), "equal layers": planned(RANKS, pins), ALONE: planned(1), "free": free}
+    return {
+        "pipeline": planned(RANKS),
+        "two ways": planned(RANKS, schedules=["Chimera"]),
+        EQUAL: planned(RANKS, pins=pins),
+        ALONE: planned(1),
+        "free": autopipe.plan(profile, cluster, global_batch=BATCH),
+    }
 
 
 def run_plans(plans: dict[str, Plan], rounds: int) -> tuple[Steps, list[float]]:
@@ -131,18 +138,19 @@ def _step_alone(workload: Any, batch: tuple[Any, Any], size: int, optimizer: tor
 
 
 def report(plans: dict[str, Plan], seconds: dict[str, list[float]]) -> float:
-    """Print a line a plan; the planned step over that of equal layers, round by round."""
-    equal = seconds["equal layers"]
-    heads = ("", "stages", "micro-batch", "predicted", "measured", "of equal layers", "noise")
-    print("{:13} {:44} {:>11} {:>10} {:>10} {:>16} {:>7}".format(*heads))
+    """Print a line a plan; the better pipeline's step over that of equal layers, round by round."""
+    heads = ("", "stages", "micro-batch", "predicted", "measured", "of equal layers", "noise", "bound")
+    print("{:13} {:44} {:>11} {:>10} {:>10} {:>16} {:>7} {:>6}".format(*heads))
+    ratios = {name: [one / other for one, other in zip(seconds[name], seconds[EQUAL], strict=True)] for name in plans}
     for name, plan in plans.items():
-        ratios = [one / other for one, other in zip(seconds[name], equal, strict=True)]
-        stages = " | ".join(_layers(stage.layers) for stage in plan.stages)
+        stages = " | ".join(_layers(stage.layers) for stage in plan.stages[: plan.depth])
         stages += f", {plan.replicas} replicas" if plan.replicas > 1 else ""
         measured = format_duration(statistics.median(seconds[name]))
         row = f"{name:13} {stages:44} {plan.micro_batch:11} {format_duration(plan.predicted.step_s):>10} {measured:>10}"
-        print(f"{row} {statistics.median(ratios):16.3f} {format_percent(error_of_median(ratios)):>7}")
-    return statistics.median(one / other for one, other in zip(seconds["pipeline"], equal, strict=True))
+        bound = plan.lower_bound_s / plans[EQUAL].predicted.step_s
+        noise = format_percent(error_of_median(ratios[name]))
+        print(f"{row} {statistics.median(ratios[name]):16.3f} {noise:>7} {bound:6.3f}")
+    return min(statistics.median(ratios[name]) for name in PIPELINES)
 
 
 def _layers(names: tuple[str, ...]) -> str:
@@ -170,7 +178,8 @@ def main() -> None:
         if name != ALONE
     }
     part = report(plans, {**seconds, ALONE: ranks[0][1]})
-    print(f"pipeline over equal layers {part:.3f}; goal {GOAL} at the most: {'met' if part <= GOAL else 'missed'}")
+    verdict = "met" if part <= GOAL else "missed"
+    print(f"the better pipeline over equal layers {part:.3f}; goal {GOAL} at the most: {verdict}")
     sys.exit(part > GOAL)
 
 
