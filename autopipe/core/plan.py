@@ -62,7 +62,9 @@ class ScheduleTable:
     def of(cls, schedule: Schedule) -> ScheduleTable:
         """The table of a schedule."""
         order = tuple(tuple(map(str, row)) for row in schedule.order)
-        return cls(schedule.name, schedule.placement, order, schedule.executor, schedule.parts, schedule.weights)
+        made = cls(schedule.name, schedule.placement, order, schedule.executor, schedule.parts, schedule.weights)
+        made.__dict__["_parsed"] = schedule  # what the text says, without reading a quarter of a million actions again
+        return made
 
     def parsed(self) -> Schedule:
         """The schedule again. Raises ScheduleError for text that is not an action."""

@@ -43,7 +43,7 @@ class Action(NamedTuple):
     micro_batch: int
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.op.value}{self.micro_batch}"
+        return str(self.stage) + self.op + str(self.micro_batch)
 
     @classmethod
     def parse(cls, text: str) -> Action:

@@ -144,6 +144,8 @@ def shared_ties(
     They are counted with the later one, whose backward comes first and makes their gradient. ``bounds`` are the layers
     of all stages, ``placement`` their ranks.
     """
+    if not profile.ties:
+        return ()
     later = [bounds[other] for other in range(stage + 1, len(bounds)) if placement[other] == placement[stage]]
     return tuple(
         tie for tie in profile.ties if tie.read_in(*bounds[stage]) and any(tie.read_in(*other) for other in later)

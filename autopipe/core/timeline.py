@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from autopipe.core.schedule import Action
@@ -54,7 +55,15 @@ class Timeline:
 
     def work_s(self, rank: int) -> float:
         """Seconds of a step in which a rank computes."""
-        return sum(span.end_s - span.start_s for span in self.spans if span.rank == rank) / self.updates
+        return self._works_s[rank] / self.updates
+
+    @cached_property
+    def _works_s(self) -> tuple[float, ...]:
+        """The seconds of each rank's spans, in one pass over all of them."""
+        seconds: list[list[float]] = [[] for _ in range(self.ranks)]
+        for rank, _, start_s, end_s in self.spans:
+            seconds[rank].append(end_s - start_s)
+        return tuple(map(sum, seconds))
 
     @property
     def idle(self) -> float:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopipe.baselines import BASELINES
 from autopipe.core.cluster import Link
 from autopipe.core.schedule import Schedule
 from autopipe.loads import Load, peak_loads
@@ -179,17 +178,12 @@ class Case:
     @property
     def horizon_s(self) -> float:
         """A step that is shorter than this has no stage beyond the reach."""
-        return _HORIZON * self.quick_bound_s if self._partial else float("inf")
-
-    @property
-    def _longest(self) -> int:
-        """The most pieces that a stage can have."""
-        return self.ranges.pieces - self.parts + 1
+        return horizon_s(self.ranges, self.parts, self.reach, self.quick_bound_s)
 
     @property
     def _partial(self) -> bool:
         """Whether the tables lack ranges that stages can have."""
-        return 0 < self.reach < self._longest
+        return 0 < self.reach < _longest(self.ranges, self.parts)
 
     @cached_property
     def lower_bound_s(self) -> float:
@@ -218,12 +212,8 @@ class Case:
 
     def narrowed(self) -> Case:
         """The case with tables of no more ranges than a good split can need, where the splits are many."""
-        if comb(self.ranges.pieces - 1, self.parts - 1) <= _FEW:
-            return replace(self, reach=self._longest)
-        room = _HORIZON * self.quick_bound_s * max(self.seats.speeds) / self.outline.micro_batches / self.ranges.tick_s
-        most = max(int(np.searchsorted(self.ranges.least_work, room, "right")), 1)
-        reach = 1 << (most - 1).bit_length()  # pipelines of nearly one depth share it
-        return replace(self, reach=min(reach, self._longest))
+        given = self.ranges, self.seats, self.parts, self.outline.micro_batches
+        return replace(self, reach=reach_of(*given, self.quick_bound_s))
 
     @property
     def tight(self) -> bool:
@@ -336,8 +326,27 @@ class Case:
 
     def baselines(self) -> list[tuple[int, ...]]:
         """The splits of simple rules, by positions; they need not fit."""
-        rules = [rule(self.setting.profile, self.parts) for rule in BASELINES.values()]
-        return [self.ranges.places(cuts) for cuts in rules if cuts is not None]
+        return [self.ranges.places(cuts) for cuts in self.setting.rules(self.parts).values() if cuts is not None]
+
+
+def reach_of(ranges: Ranges, seats: Seats, parts: int, micro_batches: int, quick_bound_s: float) -> int:
+    """The most pieces that a stage of a good split can have, where the splits are many."""
+    longest = _longest(ranges, parts)
+    if comb(ranges.pieces - 1, parts - 1) <= _FEW:
+        return longest
+    room = _HORIZON * quick_bound_s * seats.fastest / micro_batches / ranges.tick_s
+    most = max(int(np.searchsorted(ranges.least_work, room, "right")), 1)
+    return min(1 << (most - 1).bit_length(), longest)  # a power of 2: pipelines of nearly one depth share it
+
+
+def horizon_s(ranges: Ranges, parts: int, reach: int, quick_bound_s: float) -> float:
+    """A step that is shorter than this has no stage beyond the reach; infinite where no stage can be."""
+    return _HORIZON * quick_bound_s if 0 < reach < _longest(ranges, parts) else float("inf")
+
+
+def _longest(ranges: Ranges, parts: int) -> int:
+    """The most pieces that a stage can have."""
+    return ranges.pieces - parts + 1
 
 
 def _key(found: Found) -> tuple[float, float, tuple[int, ...]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopipe.core.profile import Tie
 from autopipe.core.schedule import stages_on
-from autopipe.core.stage import StageCost, shared_ties, stage_cost
+from autopipe.core.stage import StageCost, shared_ties
 from autopipe.core.timeline import Timeline
 from autopipe.jitter import jitter_s
 from autopipe.planning.cases import Case
@@ -115,19 +115,11 @@ def outcome(case: Case, positions: Sequence[int]) -> Outcome:
     return Outcome(case, bounds, tuple(again), tuple(costs))
 
 
-def _cost(case: Case, stage: int, bounds: Sequence[tuple[int, int]], recompute: Sequence[int]) -> StageCost:
+def _cost(case: Case, stage: int, bounds: Sequence[tuple[int, int]], recompute: tuple[int, ...]) -> StageCost:
     """A stage's cost; its optimizer waits until the gradients of parameters tied to other ranks are summed."""
     setting, seats, placement = case.setting, case.seats, case.outline.placement
     rank, shared = placement[stage], shared_ties(setting.profile, bounds, placement, stage)
-    cost = stage_cost(
-        setting.profile,
-        *bounds[stage],
-        case.micro_batch,
-        speed=seats.speeds[rank],
-        optimizer=setting.update(case.replicas),
-        recompute=recompute,
-        shared=shared,
-    )
+    cost = setting.stage_cost(bounds[stage], case.micro_batch, case.replicas, seats.speeds[rank], recompute, shared)
     own = [t for t in setting.profile.ties if t.trained and t.read_in(*bounds[stage]) and t not in shared]
     ties = [tie for tie in own if _ranks_of(tie, bounds, placement) > case.outline.ways]
     return replace(
@@ -147,11 +139,26 @@ def _drop(
 ) -> None:
     """Let those of a stage's layers that need not recompute keep theirs: the dearest ones while the rank still fits."""
     rank = case.outline.placement[stage]
+
+    def fits(cost: StageCost) -> bool:
+        return _peak(case, rank, [*costs[:stage], cost, *costs[stage + 1 :]]) <= case.seats.limits[rank]
+
     for layer in sorted(again[stage], key=lambda i: (-case.ranges.layers.forward[i], i)):
         fewer = tuple(i for i in again[stage] if i != layer)
-        cost = _cost(case, stage, bounds, fewer)
-        if _peak(case, rank, [*costs[:stage], cost, *costs[stage + 1 :]]) <= case.seats.limits[rank]:
+        least = _with_kept(case, bounds[stage], costs[stage], layer, frozenset(fewer))
+        if fits(least) and fits(cost := _cost(case, stage, bounds, fewer)):
             again[stage], costs[stage] = fewer, cost
+
+
+def _with_kept(case: Case, bounds: tuple[int, int], cost: StageCost, layer: int, again: Container[int]) -> StageCost:
+    """A stage that keeps one more layer's activations and lets the ones in ``again`` recompute, by its least peak.
+
+    Its bytes are exact but for a first backward, which is left out; quicker than the whole cost.
+    """
+    layers = case.setting.profile.at(case.micro_batch)
+    needs = (layers[i].workspace_bytes + (i in again) * layers[i].held_after_forward_bytes for i in range(*bounds))
+    held = cost.held_after_forward_bytes + int(case.ranges.layers.freed[layer])
+    return replace(cost, held_after_forward_bytes=held, workspace_bytes=max(needs), first_backward_bytes=0)
 
 
 def _peak(case: Case, rank: int, costs: Sequence[StageCost]) -> int:

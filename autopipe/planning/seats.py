@@ -110,6 +110,8 @@ class Seats:
     @cached_property
     def fastest(self) -> float:
         """The speed of the fastest rank."""
+        if self.devices.speed is not None:
+            return self.devices.speed
         return max(self.speeds)
 
     @cached_property
@@ -120,6 +122,8 @@ class Seats:
     @cached_property
     def room(self) -> int:
         """The bytes that all ranks together may use."""
+        if self.devices.limit is not None:
+            return self.devices.limit * self.depth
         return sum(self.limits)
 
     def product(self, part: float) -> float:

@@ -15,7 +15,7 @@ from autopipe.core.schedule import TWO_WAY, Kind, Schedule, Shape
 from autopipe.core.schedule import kind as named
 from autopipe.planning.any_order import any_order_bound_s
 from autopipe.planning.bounds import quick_bound_s, quick_period_s
-from autopipe.planning.cases import Case
+from autopipe.planning.cases import Case, horizon_s, reach_of
 from autopipe.planning.family import Family, family, sharp_family
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
@@ -89,7 +89,9 @@ class Space:
     stages_per_rank: int | None = None
     _ranges: dict[tuple[int, Optimizer], Ranges] = field(default_factory=dict)
     _cases: dict[_Name, Case] = field(default_factory=dict)
+    _keys: dict[tuple[Extent, str, int], tuple[Key, ...]] = field(default_factory=dict)
     _quick: dict[_Name, float] = field(default_factory=dict)
+    _roomy: dict[tuple[int, int, int, int, bool, int], float] = field(default_factory=dict)
     _families: dict[tuple[int, int, str, str, int, bool], Family] = field(default_factory=dict)
     _bounds: dict[_Name, float] = field(default_factory=dict)
     _choices: dict[_Name, Choice | None] = field(default_factory=dict)
@@ -105,11 +107,14 @@ class Space:
         return tuple(self._made())
 
     def _made(self) -> Iterator[Key]:
+        rows = {depth: self._rows(depth) for depth in self.depths}
         for shape in self.shapes():
-            for kind, number in self._rows(shape.depth):
-                if not self._refusal(shape, kind, number):
-                    for rule in self._rules(kind, number):
-                        yield Key(*shape, kind, number, rule)
+            for kind, number in rows[shape.depth]:
+                name = shape, kind.name, number
+                if name not in self._keys:
+                    rules = () if self._refusal(shape, kind, number) else self._rules(kind, number)
+                    self._keys[name] = tuple(Key(*shape, kind, number, rule) for rule in rules)
+                yield from self._keys[name]
 
     def shapes(self) -> Iterator[Extent]:
         """All depths, replicas and micro-batch sizes that the devices and the global batch have room for."""
@@ -200,8 +205,12 @@ class Space:
         """The outline of a schedule that runs F and B in turn; None for others, which takes their order."""
         if key.kind.ahead is None or key.stages_per_rank > 1:
             return None
-        batches, placement = self.batches(key), key.kind.place(key.depth)
-        return Outline.in_turn(key.kind.name, batches, key.kind.ahead(Shape(key.depth, batches, placement)))
+        return Outline.in_turn(key.kind.name, self.batches(key), self._ahead(key))
+
+    def _ahead(self, key: Key) -> tuple[int, ...]:
+        """How many F of each stage come before its first B; see core.schedule.Kind."""
+        assert key.kind.ahead is not None
+        return tuple(key.kind.ahead(Shape(key.depth, self.batches(key), key.kind.place(key.depth))))
 
     def _table(self, key: Key, ranges: Ranges) -> Schedule:
         """The schedule for stages that cost the same: the whole model's ticks shared out."""
@@ -262,36 +271,44 @@ class Space:
         return self._quick[key.name]
 
     def _quickly(self, key: Key) -> float:
-        seats = self.setting.seats(key.depth, key.replicas)
-        given = (self.ranges(key.micro_batch, key.replicas), seats, self.batches(key))
+        seats, ranges = self.setting.seats(key.depth, key.replicas), self.ranges(key.micro_batch, key.replicas)
         if key.kind.asynchronous:
-            return quick_period_s(*given)
+            return quick_period_s(ranges, seats, self.batches(key))
+        number, splits = key.stages_per_rank, key.kind.ahead is None
         ways = 2 if key.kind.placement == TWO_WAY else 1
-        return quick_bound_s(
-            *given, stages_per_rank=ways * key.stages_per_rank, splits=key.kind.ahead is None, ways=ways
-        )
+        if ways * ranges.whole.static > seats.room:
+            return float("inf")
+        name = key.depth, key.replicas, key.micro_batch, number, splits, ways
+        if name not in self._roomy:
+            self._roomy[name] = quick_bound_s(
+                ranges, seats, self.batches(key), stages_per_rank=ways * number, splits=splits, ways=ways
+            )
+        return self._roomy[name]
 
     def family_bound_s(self, key: Key, *, sharp: bool = False) -> float:
         """A bound that knows the memory and needs one table for many cases; the quick one where there is no such."""
         if key.kind.ahead is None or key.stages_per_rank > 1 or not self.setting.equal:
             return self.quick_bound_s(key)
-        case = self.case(key)
-        known = self._family(key, case, sharp).bound_s(case.outline.ahead)
-        return max(self.quick_bound_s(key), min(known, case.horizon_s))
+        quick_s, ranges = self.quick_bound_s(key), self.ranges(key.micro_batch, key.replicas)
+        batches, seats = self.batches(key), self.setting.seats(key.depth, key.replicas)
+        reach = reach_of(ranges, seats, key.depth, batches, quick_s)
+        known = self._family(key, reach, sharp).bound_s(self._ahead(key))
+        return max(quick_s, min(known, horizon_s(ranges, key.depth, reach, quick_s)))
 
-    def _family(self, key: Key, case: Case, sharp: bool) -> Family:
-        """The family of a case, with cases of up to twice its depth."""
-        name = (key.replicas, key.micro_batch, key.kind.name, key.recompute, case.reach, sharp)
+    def _family(self, key: Key, reach: int, sharp: bool) -> Family:
+        """The family of a key's case, with cases of up to twice its depth."""
+        name = (key.replicas, key.micro_batch, key.kind.name, key.recompute, reach, sharp)
         if name not in self._families or self._families[name].deepest < key.depth:
-            most = min(2 * key.depth, case.ranges.pieces, len(self.setting.limits) // key.replicas)
+            ranges = self.ranges(key.micro_batch, key.replicas)
+            most = min(2 * key.depth, ranges.pieces, len(self.setting.limits) // key.replicas)
             outline = self._outline(key._replace(depth=most))
             assert outline is not None
             self._families[name] = (sharp_family if sharp else family)(
                 self.setting,
-                case.ranges,
+                ranges,
                 outline,
                 self.setting.seats(most, key.replicas),
-                reach=case.reach,
+                reach=reach,
                 may_recompute=key.recompute == "auto",
             )
         return self._families[name]
@@ -343,14 +360,17 @@ class Space:
         """The same space in another setting, or with another rule for recomputation."""
         rule = self.recompute if recompute is None else recompute
         same = rule == self.recompute and setting.profile is self.setting.profile
-        ranges = self._ranges if same else {}
+        alike = setting.cluster is self.setting.cluster and setting.update(2) == self.setting.update(2)
+        alike = same and alike and setting.order == self.setting.order  # but for limits
         return replace(
             self,
             setting=setting,
             recompute=rule,
-            _ranges=ranges,
+            _ranges=self._ranges if same else {},
             _cases={},
+            _keys=self._keys if same else {},
             _quick={},
+            _roomy=self._roomy if alike else {},
             _families={},
             _bounds={},
             _choices={},

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autopipe.baselines import BASELINES
 from autopipe.core.cluster import Cluster
 from autopipe.core.optimizer import Optimizer
-from autopipe.core.profile import Profile
+from autopipe.core.profile import Profile, Tie
+from autopipe.core.stage import StageCost, stage_cost
 from autopipe.planning.ladder import Counts, Flags, Floats
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
@@ -37,6 +39,8 @@ class Setting:
     sharded: bool = False
     order: tuple[int, ...] = ()
     _seats: dict[tuple[int, int], Seats] = field(default_factory=dict, init=False)
+    _rules: dict[int, Mapping[str, tuple[int, ...] | None]] = field(default_factory=dict, init=False)
+    _stages: dict[tuple[object, ...], StageCost] = field(default_factory=dict, init=False)
 
     @cached_property
     def _devices(self) -> Devices:
@@ -54,6 +58,30 @@ class Setting:
     def update(self, replicas: int) -> Optimizer:
         """The optimizer of each of so many replicas."""
         return Optimizer(self.optimizer, self.master_weights, replicas if self.sharded else 1)
+
+    def rules(self, parts: int) -> Mapping[str, tuple[int, ...] | None]:
+        """The cuts of every baseline into so many stages."""
+        if parts not in self._rules:
+            self._rules[parts] = {name: rule(self.profile, parts) for name, rule in BASELINES.items()}
+        return self._rules[parts]
+
+    def stage_cost(
+        self,
+        layers: tuple[int, int],
+        micro_batch: int,
+        replicas: int,
+        speed: float,
+        recompute: tuple[int, ...],
+        shared: tuple[Tie, ...],
+    ) -> StageCost:
+        """core.stage.stage_cost of a stage that so many replicas run; kept, since many splits have it in common."""
+        update = self.update(replicas)
+        key = (layers, micro_batch, update.shards, speed, recompute, shared)
+        if key not in self._stages:
+            self._stages[key] = stage_cost(
+                self.profile, *layers, micro_batch, speed=speed, optimizer=update, recompute=recompute, shared=shared
+            )
+        return self._stages[key]
 
     def seats(self, depth: int, replicas: int = 1) -> Seats:
         """The devices of a pipeline of ``depth`` ranks, ``replicas`` times."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from autopipe.baselines import BASELINES
 from autopipe.core.plan import SAME_CUTS, Rejected
 from autopipe.core.units import format_bytes, format_percent
 from autopipe.planning.nearest import least_memory, little_memory
@@ -101,8 +100,7 @@ def _baselines(chosen: Outcome) -> Iterator[_Way]:
     """What simple rules would do at the plan's depth, with its schedule and micro-batch."""
     if chosen.case.depth == 1:
         return
-    for name, rule in BASELINES.items():
-        cuts = rule(chosen.case.setting.profile, chosen.case.parts)
+    for name, cuts in chosen.case.setting.rules(chosen.case.parts).items():
         if cuts is not None:
             other = outcome(chosen.case, chosen.case.ranges.places(cuts))
             yield _row(f"{name}, {chosen.case.schedule.name}", other, chosen)
