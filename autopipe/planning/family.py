@@ -9,28 +9,29 @@ recompute; and the way back, to the first stage's optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autopipe.core.cluster import Link
 from autopipe.planning.bounds import ends_behind
-from autopipe.planning.ladder import Counts, Floats
+from autopipe.planning.ladder import Floats
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.seats import Seats
-from autopipe.planning.tables import Setting, band, places, spots, tables
-from autopipe.solvers.chain_dp import suffix_maxima
+from autopipe.planning.tables import Setting, from_begin, least_extras, places, spots, tables
+from autopipe.solvers.bands import behind, by_begin
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
     """Pipelines of up to so many stages: the forwards that come ``ahead`` in each stage of the deepest one, and the
-    bound of each depth in seconds, the deepest first."""
+    bound of each depth in seconds, the deepest first. ``after`` are the ticks from which a deeper one goes on."""
 
     ahead: tuple[int, ...]
     bounds_s: tuple[float, ...]
+    after: Floats
 
     @property
     def deepest(self) -> int:
@@ -44,14 +45,24 @@ class Family:
 
 
 def family(
-    setting: Setting, ranges: Ranges, outline: Outline, seats: Seats, *, reach: int, may_recompute: bool
+    setting: Setting,
+    ranges: Ranges,
+    outline: Outline,
+    seats: Seats,
+    *,
+    reach: int,
+    may_recompute: bool,
+    shallower: Family | None = None,
 ) -> Family:
-    """The family of a schedule of whole backwards on equal devices, with stages of at most ``reach`` pieces."""
-    starts, stops, real = spots(ranges.pieces, reach)
-    where = places(outline, seats, shared=may_recompute)
-    extra = band(ranges, where, reach, may_recompute).of(lambda fit: fit.least_extra)
-    ways = np.where(real & np.isfinite(extra), _ways(setting, ranges, outline, seats, extra, starts, stops), np.inf)
-    return _of(ranges, outline, ways, sum(_hops(setting, ranges)))
+    """The family of a schedule of whole backwards on equal devices, with stages of at most ``reach`` pieces.
+
+    Where a ``shallower`` one of the same is known only the stages before its first one are looked at.
+    """
+    known = shallower if shallower and outline.ahead[-shallower.deepest :] == shallower.ahead else None
+    where = places(outline, seats, shared=may_recompute)[: outline.stages - (known.deepest if known else 0)]
+    extra = least_extras(ranges, where, reach, may_recompute)
+    ways = _ways(setting, ranges, outline, seats, [extra[place] for place in where])
+    return _of(ranges, outline, ways, sum(_hops(setting, ranges)), rounded=1, known=known)
 
 
 def sharp_family(
@@ -74,25 +85,55 @@ def sharp_family(
     tail = np.floor((ranges.backward[0, starts] + ranges.optimizer[0, 1]) / speed) - count
     ends = ends_behind(costs._replace(activations=forth, gradients=back, optimizer=least), outline.rows, tail)
     ways = ends + np.floor(ranges.forward[0, starts] / speed) - count
-    return _of(ranges, outline, np.where(costs.possible, ways, np.inf), hop)
+    return _of(ranges, outline, map(by_begin, reversed(np.where(costs.possible, ways, np.inf))), hop)
 
 
-def _of(ranges: Ranges, outline: Outline, ways: Floats, hop: float) -> Family:
-    """The family whose stages have so long ways through them, and add ``hop`` for each stage before."""
-    behind = np.arange(outline.stages)[::-1]
-    least = suffix_maxima(ways - hop * behind[:, None, None])[:, 0] + hop * behind
-    return Family(outline.ahead, tuple((least * ranges.tick_s).tolist()))
+def _of(
+    ranges: Ranges,
+    outline: Outline,
+    ways: Iterable[Floats],
+    hop: float,
+    *,
+    rounded: int = 0,
+    known: Family | None = None,
+) -> Family:
+    """The family whose stages, the last one first, have so long ways through them, and add ``hop`` for each before.
+
+    The ways are by the position where a stage begins and its pieces, 1 and more. The least of a split, as in
+    chain_dp.suffix_maxima, but with the hops on what comes after instead of on each stage. ``rounded`` ticks may be too
+    many for each stage of a pipeline. What is ``known`` are the last stages.
+    """
+    after, least = np.full(ranges.pieces + 1, np.inf), list[float]()
+    after[-1] = -np.inf
+    if known:
+        after, least = known.after, [*reversed(known.bounds_s)]
+    for depth, way in enumerate(ways, len(least) + 1):
+        after = np.maximum(way, behind(after + hop, way.shape[1])).min(axis=1)
+        least.append((float(after[0]) - rounded * depth) * ranges.tick_s)
+    return Family(outline.ahead, tuple(reversed(least)), after)
 
 
 def _ways(
-    setting: Setting, ranges: Ranges, outline: Outline, seats: Seats, extra: Floats, starts: Counts, stops: Counts
-) -> Floats:
-    """Ticks of the longest way through a stage without hops, by stage and range; less what rounding may add up to."""
+    setting: Setting, ranges: Ranges, outline: Outline, seats: Seats, extras: Sequence[Floats]
+) -> Iterator[Floats]:
+    """Ticks of the longest way through a stage without hops, the last stage first; see _of.
+
+    Less what rounding may add in the stage itself. Neighbours with one table of what they recompute have equal ways.
+    """
     speed, overhead = seats.fastest, round(setting.profile.overhead_s / ranges.tick_s)
+    starts, stops, _ = from_begin(ranges.pieces, extras[0].shape[1])
     both, optimizer = ranges.forward + ranges.backward, ranges.optimizer
-    own = outline.micro_batches * (np.rint((both[starts, stops] + extra) / speed) + 2 * overhead - 1)
     last = np.where(starts > 0, optimizer[0, 1], optimizer[starts, stops])
-    return np.asarray(own + np.floor((both[0, starts] + last) / speed) - outline.stages)
+    there, work = np.floor((both[0, starts] + last) / speed), both[starts, stops]
+    same, way = None, work
+    for extra in reversed(extras):
+        if extra is not same:
+            same, way = extra, work + extra
+            way = np.rint(np.divide(way, speed, out=way), out=way)
+            way += 2 * overhead - 1
+            way *= outline.micro_batches
+            way += there
+        yield way
 
 
 def _links(setting: Setting) -> list[Link]:

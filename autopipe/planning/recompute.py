@@ -77,6 +77,10 @@ class Band:
         return np.stack([field(one)[:, -self.reach :] for one in self.each])
 
 
+_AT_ONCE = 50_000
+"""Items on rungs that are looked at together."""
+
+
 def fit(
     ranges: Ranges,
     starts: Counts,
@@ -93,8 +97,7 @@ def fit(
     """
     column = (len(places), *(1,) * (starts.ndim - 1))
     needs = _Needs(ranges, starts, stops, places)
-    peak = needs.always(column) + needs.highest(column)
-    limit = needs.limits.reshape(column)
+    peak, limit = needs.always(column) + needs.highest(column), needs.limits.reshape(column)
     fits = peak <= limit
     taken, extra = np.zeros(fits.shape, dtype=np.int64), np.zeros(fits.shape)
     least = np.where(fits, 0.0, np.inf)
@@ -103,6 +106,21 @@ def fit(
     if may_recompute and open_.any():
         _climb(_Items.of(needs, open_), found, open_, smallest)
     return found
+
+
+def least_extra(
+    ranges: Ranges, starts: Counts, stops: Counts, places: Sequence[Place], *, may_recompute: bool
+) -> Floats:
+    """Fit.least_extra without the rest of it, which takes longer."""
+    column = (len(places), *(1,) * (starts.ndim - 1))
+    needs = _Needs(ranges, starts, stops, places)
+    always, limit = needs.always(column), needs.limits.reshape(column)
+    fits = always + needs.highest(column) <= limit
+    least = np.where(fits, 0.0, np.inf)
+    open_ = ~fits & (always + needs.least(column) <= limit)
+    if may_recompute and open_.any():
+        least[open_], _ = _Items.of(needs, open_).least()
+    return least
 
 
 def chosen_layers(ranges: Ranges, taken: int, start: int, stop: int) -> tuple[int, ...]:
@@ -254,22 +272,49 @@ def _climb(items: _Items, found: Fit, open_: Flags, smallest: bool) -> None:
     """Let layers recompute in the ``open_`` ranges, which do not fit; fills ``found`` in."""
     ladder = items.ranges.ladder
     found.least_extra[open_], rung = items.least()
+    peak, taken, fits = _smallest(items, found.peak_bytes[open_]) if smallest else _first(items, found, open_, rung)
+    found.extra[open_] = ladder.extra_in(taken, items.begin, items.end)
+    found.peak_bytes[open_], found.taken[open_], found.fits[open_] = peak, taken, fits
+
+
+def _first(items: _Items, found: Fit, open_: Flags, rung: Counts) -> tuple[Floats, Counts, Flags]:
+    """The peak of each item on the first rung on which it fits, that rung, and whether there is one.
+
+    Rungs on which it surely does not are left out, those below ``rung`` to begin with; where it fits on none, the
+    smallest peak of those that were looked at.
+    """
+    ladder = items.ranges.ladder
     peak, taken = found.peak_bytes[open_], np.zeros_like(rung)
     fits = np.zeros(len(rung), dtype=bool)
-    first = np.flatnonzero((rung == 0) | smallest)
+    first = np.flatnonzero(rung == 0)
     rung[first] = ladder.above(np.zeros_like(first), items.begin[first], items.end[first])
     alive, left = np.arange(len(rung)), items
     while True:
         within = np.flatnonzero(rung <= ladder.top)
         alive, left, rung = alive[within], left.only(within), rung[within]
         if not len(alive):
-            break
+            return peak, taken, fits
         need = left.need(rung)
         better = need < peak[alive]
         at = alive[better]
         peak[at], taken[at] = need[better], rung[better]
         fits[alive] = need <= left.limit
-        further = ladder.above(rung, left.begin, left.end) if smallest else left.next(rung)
-        rung = np.where(need <= left.limit, ladder.top + 1, further)
-    found.extra[open_] = ladder.extra_in(taken, items.begin, items.end)
-    found.peak_bytes[open_], found.taken[open_], found.fits[open_] = peak, taken, fits
+        rung = np.where(need <= left.limit, ladder.top + 1, left.next(rung))
+
+
+def _smallest(items: _Items, peak: Floats) -> tuple[Floats, Counts, Flags]:
+    """The same of all rungs, several at once: where an item fits on none, its smallest ``peak`` of all of them."""
+    ladder, every = items.ranges.ladder, np.arange(len(peak))
+    taken, fits = np.zeros_like(items.begin), np.zeros(len(peak), dtype=bool)
+    several = max(1, _AT_ONCE // max(len(peak), 1))
+    for first in range(1, ladder.top + 1, several):
+        rung = np.arange(first, min(first + several, ladder.top + 1))[:, None]
+        need = items.need(rung)
+        within = need <= items.limit
+        passed = fits | (np.logical_or.accumulate(within, axis=0) & ~within) | (np.cumsum(within, axis=0) > 1)
+        need[passed | (ladder.inside(rung, items.begin, items.end) == 0)] = np.inf
+        least = need.argmin(axis=0)
+        better = need[least, every] < peak
+        peak, taken = np.where(better, need[least, every], peak), np.where(better, first + least, taken)
+        fits |= within.any(axis=0)
+    return peak, taken, fits

@@ -41,6 +41,9 @@ _GLANCES = 3
 _REMADE = 0.1
 """Orders are not made for a case's stages where it is slower with those for equal stages by more than this."""
 
+_DEEPER = 8
+"""So many stages more than needed a family has that can go on."""
+
 _Name = tuple[int, int, int, str, int, str]
 
 
@@ -296,20 +299,20 @@ class Space:
         return max(quick_s, min(known, horizon_s(ranges, key.depth, reach, quick_s)))
 
     def _family(self, key: Key, reach: int, sharp: bool) -> Family:
-        """The family of a key's case, with cases of up to twice its depth."""
+        """The family of a key's case, with deeper ones, which will be asked for next."""
         name = (key.replicas, key.micro_batch, key.kind.name, key.recompute, reach, sharp)
-        if name not in self._families or self._families[name].deepest < key.depth:
+        known = self._families.get(name)
+        if known is None or known.deepest < key.depth:
             ranges = self.ranges(key.micro_batch, key.replicas)
-            most = min(2 * key.depth, ranges.pieces, len(self.setting.limits) // key.replicas)
-            outline = self._outline(key._replace(depth=most))
+            most = 2 * key.depth if sharp else key.depth + _DEEPER
+            most = min(most, ranges.pieces, len(self.setting.limits) // key.replicas)
+            outline, seats = self._outline(key._replace(depth=most)), self.setting.seats(most, key.replicas)
             assert outline is not None
-            self._families[name] = (sharp_family if sharp else family)(
-                self.setting,
-                ranges,
-                outline,
-                self.setting.seats(most, key.replicas),
-                reach=reach,
-                may_recompute=key.recompute == "auto",
+            given, again = (self.setting, ranges, outline, seats), key.recompute == "auto"
+            self._families[name] = (
+                sharp_family(*given, reach=reach, may_recompute=again)
+                if sharp
+                else family(*given, reach=reach, may_recompute=again, shallower=known)
             )
         return self._families[name]
 

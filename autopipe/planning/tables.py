@@ -17,9 +17,12 @@ from autopipe.core.stage import StageCost, stage_cost
 from autopipe.planning.ladder import Counts, Flags, Floats
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
-from autopipe.planning.recompute import Band, Fit, Place, fit
+from autopipe.planning.recompute import Band, Fit, Place, fit, least_extra
 from autopipe.planning.seats import Devices, Seats
 from autopipe.planning.tied import in_ranges, optimizer_ticks
+
+_TOGETHER = 16
+"""Places that are looked at together: few enough for the cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,14 +98,14 @@ class Tables(NamedTuple):
     """Ticks and bytes. Cut tables have shape (stages − 1, n + 1), range tables (stages, n + 1, reach).
 
     They are bands (see solvers.chain_dp): only ranges of at most ``reach`` pieces are in them.
-    ``actions`` are F, B, I and W in an array of shape (4, stages, n + 1, reach), overhead and recomputation included;
+    ``actions`` are F, B, I and W, an array of shape (stages, n + 1, reach) each, overhead and recomputation included;
     ``least`` the same with the fewest ticks that recomputation could cost. ``open`` ranges are not empty, respect the
     pins and split only what may; ``allowed`` ones also fit, ``possible`` ones fit by some choice of recomputed layers.
     ``peak_bytes`` are those with the layers that recompute; ``tight`` says that some must, or some range does not fit.
     """
 
-    actions: Floats
-    least: Floats
+    actions: tuple[Floats, ...]
+    least: tuple[Floats, ...]
     optimizer: Floats
     activations: Floats
     gradients: Floats
@@ -161,6 +164,13 @@ def spots(pieces: int, reach: int) -> tuple[Counts, Counts, Flags]:
     return np.where(real, starts, stops), stops, real
 
 
+def from_begin(pieces: int, reach: int) -> tuple[Counts, Counts, Flags]:
+    """The same ranges by where they begin, from 1 piece on; those that would end too late are not there."""
+    starts = np.arange(pieces + 1)[:, None]
+    stops = starts + 1 + np.arange(reach)
+    return np.broadcast_to(starts, stops.shape), np.minimum(stops, pieces), stops <= pieces
+
+
 def places(outline: Outline, seats: Seats, *, shared: bool) -> list[Place]:
     """Where the stages run. ``shared`` gives each of several stages on a rank an equal part of its memory."""
     single = not shared or outline.stages == outline.ranks
@@ -182,18 +192,49 @@ def band(ranges: Ranges, where: Sequence[Place], reach: int, may_recompute: bool
     return Band([kept[place] for place in where], reach)
 
 
+def least_extras(ranges: Ranges, where: Sequence[Place], reach: int, may_recompute: bool) -> Mapping[Place, Floats]:
+    """Fit.least_extra by place, and by begin and pieces of a range (see from_begin); infinite where there is none.
+
+    Kept as ``band`` keeps it: of longer ranges only those are looked at that are not known yet.
+    """
+    kept: dict[Place, Floats] = ranges.fits.setdefault(("least", may_recompute), {})
+    each, narrow = dict.fromkeys(where), dict[int, list[Place]]()
+    for place in each:
+        if (width := kept[place].shape[1] if place in kept else 0) < reach:
+            narrow.setdefault(width, []).append(place)
+    for width, places_ in narrow.items():
+        starts, stops, real = from_begin(ranges.pieces, reach)
+        starts, stops, real = starts[:, width:], stops[:, width:], real[:, width:]
+        for first in range(0, len(places_), _TOGETHER):
+            some = places_[first : first + _TOGETHER]
+            found = least_extra(ranges, starts[None], stops[None], some, may_recompute=may_recompute)
+            for place, more in zip(some, np.where(real, found, np.inf), strict=True):
+                kept[place] = np.hstack([kept[place], more]) if width else more
+    return {place: kept[place][:, :reach] for place in each}
+
+
 def _actions(
     setting: Setting, ranges: Ranges, extra: Floats, stage_speeds: Sequence[float], starts: Counts, stops: Counts
-) -> Floats:
-    """F, B, I and W; what is recomputed is part of B and I."""
-    speeds = np.array(stage_speeds)[:, None, None]
+) -> tuple[Floats, ...]:
+    """F, B, I and W; what is recomputed is part of B and I. Equal tables of all stages are one in memory."""
     overhead = round(setting.profile.overhead_s / ranges.tick_s)
-    whole = (ranges.forward, ranges.backward, ranges.input_grad, ranges.weight_grad)
-    result = np.zeros((4, *extra.shape))
-    result[1] = result[2] = extra
-    for ticks, table in zip(result, whole, strict=True):
-        ticks[:] = np.rint((ticks + table[starts, stops]) / speeds) + overhead
-    return result
+    again = extra if extra.any() else extra[:1]
+    one_speed = len(set(stage_speeds)) == 1
+    speeds = np.array(stage_speeds[:1] if one_speed else stage_speeds)[:, None, None]
+
+    def ticks(table: Floats, more: Floats) -> Floats:
+        whole = more + table[starts, stops]
+        if not (one_speed and stage_speeds[0] == 1):  # else they are whole already
+            whole = np.rint(whole / speeds)
+        whole = whole + overhead if overhead else whole
+        return np.broadcast_to(whole, extra.shape)
+
+    return (
+        ticks(ranges.forward, np.zeros((1, 1, 1))),
+        ticks(ranges.backward, again),
+        ticks(ranges.input_grad, again),
+        ticks(ranges.weight_grad, np.zeros((1, 1, 1))),
+    )
 
 
 def _optimizer(

@@ -37,3 +37,19 @@ def before(values: Floats, length: int) -> Floats:
     padded = np.concatenate([padding, values[..., :-1]], axis=-1)
     shape = (*values.shape, length)  # as sliding_window_view, which takes longer than a pass over a narrow band
     return np.ndarray(shape, padded.dtype, padded, 0, (*padded.strides, padded.strides[-1]))
+
+
+def by_begin(band: Floats) -> Floats:
+    """A band of one stage by where ranges begin: [start, k] has the range of k + 1 pieces, infinite beyond the end."""
+    width, reach = band.shape
+    padded = np.full((width + reach, reach), np.inf)
+    padded[:width] = band
+    down, along = padded.strides
+    turned = np.ndarray((width, reach), padded.dtype, padded, down + (reach - 1) * along, (down, down - along))
+    return np.ascontiguousarray(turned)
+
+
+def behind(values: Floats, length: int) -> Floats:
+    """For each begin the values at the ends of 1 … ``length`` pieces, infinite beyond: shape (n + 1, length)."""
+    padded = np.concatenate([values[1:], np.full(length, np.inf)])
+    return np.ndarray((len(values), length), padded.dtype, padded, 0, padded.strides * 2)
