@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopipe.schedules  # noqa: F401  registers them
 from autopipe.core.cluster import Link
+from autopipe.core.in_flight import Kept
 from autopipe.core.profile import Profile
 from autopipe.core.schedule import Shape, kind
 from autopipe.planning.cases import Case
 from autopipe.planning.family import Family, family, sharp_family
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
-from autopipe.planning.tables import Setting
+from autopipe.planning.recompute import Fit, Moment, Place, fit
+from autopipe.planning.tables import Setting, from_begin, least_extras
 from autopipe.solvers.brute import splits
 from tests.synthetic import chain, cluster
 from tests.test_planning import random_profile, simulated
@@ -83,3 +87,60 @@ def test_what_is_no_part_of_a_family_has_no_bound() -> None:
     for each in both:
         assert each.bound_s(other.outline.ahead) == 0.0
         assert each.bound_s((5, *each.ahead)) == 0.0
+
+
+@given(seeds, st.sampled_from(["1F1B", "GPipe"]), st.floats(0.3, 1.1))
+@settings(max_examples=30, deadline=None)
+def test_a_family_that_grew_is_the_one_made_at_once(seed: int, name: str, part: float) -> None:
+    rng = random.Random(seed)
+    profile = random_profile(rng, rng.randint(2, 7))
+    pieces, batches = len(profile.legal_cuts()) + 1, rng.randint(1, 5)
+    free = Setting(profile, cluster(pieces, link=Link(0.1, 50.0)), "adamw", (2**40,) * pieces, {})
+    limit = int(part * Ranges.of(profile, 1, optimizer="adamw").static[0, -1]) + 100
+    setting, ranges = replace(free, limits=(limit,) * pieces), Ranges.of(profile, 1, optimizer="adamw")
+    reaches = sorted(rng.randint(1, pieces) for _ in range(2))
+
+    def of(depth: int, known: Family | None, reach: int, from_: Ranges) -> Family:
+        given_ = setting, from_, outline(name, depth, batches), setting.seats(depth)
+        return family(*given_, reach=reach, may_recompute=True, shallower=known)
+
+    for reach in reaches:  # the second one goes on with the tables of the first
+        grown = None
+        for depth in sorted({rng.randint(1, pieces), pieces}):
+            grown = of(depth, grown, reach, ranges)
+        assert grown is not None
+        once = of(pieces, None, reach, Ranges.of(profile, 1, optimizer="adamw"))
+        assert (grown.ahead, grown.bounds_s) == (once.ahead, once.bounds_s)
+
+
+@given(seeds, st.integers(50, 400))
+@settings(max_examples=30, deadline=None)
+def test_the_least_that_recomputes_is_that_of_the_whole_answer(seed: int, limit: int) -> None:
+    rng = random.Random(seed)
+    ranges = Ranges.of(random_profile(rng, rng.randint(2, 7)), 1, optimizer="adamw")
+    places = [Place(limit, (Moment(count, 0, True, False),), Kept(1, 1)) for count in (1, 3)]
+    starts, stops, real = from_begin(ranges.pieces, ranges.pieces)
+    least = least_extras(ranges, places, ranges.pieces, may_recompute=True)
+    whole = fit(ranges, starts[None], stops[None], places, may_recompute=True).least_extra
+    for place, expected in zip(places, whole, strict=True):
+        assert (least[place] == np.where(real, expected, np.inf)).all()
+
+
+@given(seeds, st.integers(50, 400))
+@settings(max_examples=60, deadline=None)
+def test_what_fits_nowhere_has_its_smallest_peak(seed: int, limit: int) -> None:
+    rng = random.Random(seed)
+    ranges = Ranges.of(random_profile(rng, rng.randint(2, 7)), 1, optimizer="adamw")
+    start = rng.randint(0, ranges.pieces - 1)
+    spot = np.array([[start]]), np.array([[rng.randint(start + 1, ranges.pieces)]])
+
+    def at(bytes_: int) -> Fit:
+        where = [Place(bytes_, (Moment(2, 0, True, True),), Kept(1, 1))]
+        return fit(ranges, *spot, where, may_recompute=True, smallest=True)
+
+    found = at(limit)
+    assert found.fits.all() == (found.peak_bytes <= limit).all()
+    if not found.fits.all():
+        peak = int(found.peak_bytes[0, 0])
+        assert at(peak).fits.all()
+        assert not at(peak - 1).fits.any()

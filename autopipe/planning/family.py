@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autopipe.core.cluster import Link
+from autopipe.core.in_flight import in_turn
 from autopipe.planning.bounds import ends_behind
 from autopipe.planning.ladder import Floats
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
+from autopipe.planning.recompute import Place
 from autopipe.planning.seats import Seats
 from autopipe.planning.tables import Setting, from_begin, least_extras, places, spots, tables
 from autopipe.solvers.bands import behind, by_begin
@@ -59,10 +61,17 @@ def family(
     Where a ``shallower`` one of the same is known only the stages before its first one are looked at.
     """
     known = shallower if shallower and outline.ahead[-shallower.deepest :] == shallower.ahead else None
-    where = places(outline, seats, shared=may_recompute)[: outline.stages - (known.deepest if known else 0)]
+    where = _behind_others(places(outline, seats, shared=may_recompute), outline)
+    where = where[: outline.stages - (known.deepest if known else 0)]
     extra = least_extras(ranges, where, reach, may_recompute)
     ways = _ways(setting, ranges, outline, seats, [extra[place] for place in where])
     return _of(ranges, outline, ways, sum(_hops(setting, ranges)), rounded=1, known=known)
+
+
+def _behind_others(where: Sequence[Place], outline: Outline) -> list[Place]:
+    """The places, the first one as if stages came before it: that is the same for what begins with the model."""
+    kept = in_turn((outline.ahead[0], *outline.ahead), outline.micro_batches)[1]
+    return [replace(where[0], kept=kept), *where[1:]]
 
 
 def sharp_family(
