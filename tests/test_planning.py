@@ -287,7 +287,7 @@ def test_narrow_tables_are_parts_of_wide_ones(seed: int, recompute: str, limit: 
     reach = min(reach, wide.ranges.pieces)
     narrow = replace(wide, reach=reach)
     for name in ("actions", "optimizer", "allowed", "possible", "least"):
-        ours, theirs = getattr(narrow.tables, name), getattr(wide.tables, name)[..., -reach:]
+        ours, theirs = np.array(getattr(narrow.tables, name)), np.array(getattr(wide.tables, name))[..., -reach:]
         where = wide.tables.open[:, :, -reach:]
         assert np.array_equal(*(np.where(where, table, 0) for table in (ours, theirs)))
 
