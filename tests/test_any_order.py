@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import autopipe.schedules  # noqa: F401  registers them
 from autopipe.core.cluster import Link
-from autopipe.core.schedule import kind
+from autopipe.core.schedule import Shape, StageMemory, StageTimes, kind, place
 from autopipe.core.stage import stage_cost
 from autopipe.planning.any_order import any_order_bound_s
 from autopipe.planning.ranges import Ranges
@@ -20,6 +20,7 @@ from autopipe.planning.shares import shared_bound_s
 from autopipe.planning.tables import Setting
 from autopipe.simulate import simulate
 from autopipe.solvers.brute import splits
+from autopipe.synthesis import synthesize
 from tests.synthetic import chain, cluster, random_schedule
 from tests.test_planning import random_profile
 
@@ -72,3 +73,35 @@ def test_a_heavy_head_on_its_own_rank_is_the_bound() -> None:
     assert any_order_bound_s(setting, ranges, (0, 1), 8) == pytest.approx(3 + 0.5 + 8 * 18)
     more = any_order_bound_s(setting, ranges, (0, 1, 0, 1), 8)  # which the head has beside another layer
     assert more == pytest.approx(1 + 0.5 + 8 * (18 + 3))
+
+
+@given(seeds)
+@settings(max_examples=60, deadline=None)
+def test_no_order_made_for_any_split_beats_the_bound(seed: int) -> None:
+    """Random orders are far from the best ones; those that are searched for each split are near."""
+    rng = random.Random(seed)
+    layers, ranks, batches, hop_s = rng.randint(3, 6), rng.randint(2, 3), rng.randint(1, 4), rng.choice([0.0, 0.3])
+    placement = rng.choice([place("loop", ranks, 1), place("v", ranks, 2), place("loop", ranks, 2)])
+    if len(placement) > layers:
+        return
+    drawn = [[rng.choice([0.2, 1.0, rng.uniform(0.5, 4)]) for _ in range(layers)] for _ in range(2)]
+    profile = chain(drawn[0], backward_s=drawn[1])
+    setting = Setting(profile, cluster(ranks, link=Link(hop_s, 1e18)), "sgd", (2**40,) * ranks, {})
+    bound_s = any_order_bound_s(setting, Ranges.of(profile, 1, optimizer="sgd"), placement, batches)
+    hops_s = tuple(0.0 if a == b else hop_s for a, b in itertools.pairwise(placement))
+    shape = Shape(ranks, batches, placement, hops_s)
+    for positions in splits(layers, len(placement)):
+        costs = [stage_cost(profile, a, b, 1, optimizer="sgd") for a, b in itertools.pairwise(positions)]
+        found = synthesize(shape, [StageTimes(*cost.times) for cost in costs], StageMemory.of(shape, 1e9), tries=12)
+        assert found.makespan_s >= bound_s * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_the_first_stages_weight_gradients_come_behind_the_last_gradient(batches: int) -> None:
+    """There: 3 forwards, then F and I of each micro-batch in the last of four equal stages; back: 3 I, and the W."""
+    profile = chain([1.0] * 4)
+    setting = Setting(profile, cluster(4, link=Link(0.0, 1e18)), "sgd", (2**40,) * 4, {})
+    shape = Shape(4, batches, (0, 1, 2, 3))
+    bound_s = any_order_bound_s(setting, Ranges.of(profile, 1, optimizer="sgd"), shape.placement, batches)
+    found = synthesize(shape, [StageTimes(1.0, 2.0, 1.0, 1.0)] * 4, StageMemory.of(shape, 8.0))
+    assert found.makespan_s == pytest.approx(bound_s) == pytest.approx(3 + 2 * batches + 3 + 1)

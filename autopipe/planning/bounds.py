@@ -22,7 +22,7 @@ from autopipe.planning.outline import Outline, Row
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.seats import Seats
 from autopipe.planning.tables import Tables
-from autopipe.solvers.chain_dp import prefix_sums, suffix_sums
+from autopipe.solvers.chain_dp import prefix_sums, suffix_sums, suffix_ways
 
 
 def quick_bound_s(
@@ -123,16 +123,29 @@ def least_ends_of_any_order(tables: Tables, micro_batches: int) -> Floats:
     """As least_ends, for any order of one stage a rank, backwards whole or split.
 
     A stage runs all of its work; its first backward begins when the first micro-batch has been to the end and back; and
-    behind its last gradient that has the way to the first stage to go. Of tables without limits of memory, since orders
-    differ in what they hold.
+    behind its last gradient that has the way to the first stage to go. Its last backward, weight gradients too, comes
+    when a later stage has run all forwards and gradients, from when the first micro-batch came there, and the last
+    gradient has come from there. Of tables without limits of memory, since orders differ in what they hold.
     """
     forward, backward, input_grad, weight_grad = tables.least
     back = np.minimum(backward, input_grad)
-    whole = micro_batches * np.minimum(backward, input_grad + weight_grad)
+    one = np.minimum(backward, input_grad + weight_grad)
     heads, tails = _heads_and_tails(tables, back)
-    first = np.maximum(micro_batches * forward, _trips(tables, back) - back) + whole
-    ends = np.maximum(first + tables.optimizer, micro_batches * (forward + back) + tails)
+    first = np.maximum(micro_batches * forward, _trips(tables, back) - back) + micro_batches * one
+    last = forward + _behind(tables.activations + tables.gradients) + _later(tables, back, micro_batches) + one
+    ends = np.maximum(np.maximum(first, last) + tables.optimizer, micro_batches * (forward + back) + tails)
     return _possible(tables, heads + ends)
+
+
+def _later(tables: Tables, back: Floats, micro_batches: int) -> Floats:
+    """From a micro-batch's coming to the stage behind to the last gradient's leaving it; shape (stages, n + 1, 1).
+
+    Of the way there, all of one stage's forwards and gradients, and the way back, the longest.
+    """
+    both = tables.least[0] + back
+    through = both + _behind(tables.activations + tables.gradients)
+    alone = np.maximum(micro_batches * both, through)
+    return suffix_ways(_possible(tables, alone), _possible(tables, through))[:, :, None]
 
 
 def least_periods(tables: Tables, outline: Outline) -> Floats:

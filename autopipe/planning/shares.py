@@ -3,10 +3,11 @@
 The gradient of a micro-batch begins in the last stage. Until the first micro-batch has come there, through all other
 layers and all hops, the last stage's rank can only run forwards of its other stages; and every other rank can run only
 forwards until a gradient has come back to it. So the last stage's rank, "the last rank", takes at the least that time,
-its last stage's work, and the backwards of its other stages. The more work these other stages have, the longer it
-takes, and the less is left for the other ranks, of which one has at least its share, and at least as many whole pieces
-as a pigeonhole must. The bound is the least, over where the last stage begins and how many pieces the last rank has
-besides, of the largest of all these.
+its last stage's work, and the backwards of its other stages. Its last gradient has its way to the first stage to go,
+and the weight gradients of the stages on this way come behind it. The more work the last rank's other stages have, the
+longer it takes, and the less is left for the other ranks, of which one has at least its share, and at least as many
+whole pieces as a pigeonhole must. The bound is the least, over where the last stage begins and how many pieces the
+last rank has besides, of the largest of all these.
 
 Of one stage a rank ``Case`` knows more: see bounds.least_ends_of_any_order.
 """
@@ -123,7 +124,23 @@ class _Shares:
         forward, _, back = self._sums
         own = self.micro_batches * (self._last(forward) + self._last(back)) / self.seats.speeds[self._rank]
         way = back[self.begins] / self.seats.fastest + self._hops[1][-1]
-        return np.asarray(self._arrival + own + way + self.ranges.optimizer[0, 1] / self.seats.fastest)
+        return np.asarray(self._arrival + own + way + self._left_behind)
+
+    @property
+    def _left_behind(self) -> float:
+        """What comes at the least behind the last gradient's way, over where the second stage begins.
+
+        The first stage still has its weight gradients of that micro-batch, the more the longer it is, and its
+        optimizer; the second one has those of a piece at least, from when the gradient left it.
+        """
+        _, backward, back = self._sums
+        last = self.ranges.pieces - len(self.placement) + 1
+        weights = (backward - back)[1 : last + 1]
+        ticks = weights + self.ranges.optimizer[0, 1]
+        if len(self.placement) > 2:
+            second = np.diff(backward - back)[1 : last + 1] - back[1 : last + 1]
+            ticks = np.maximum(ticks, second - self._hops[1][1] * self.seats.fastest)
+        return float(ticks.min()) / self.seats.fastest
 
     @cached_property
     def _counts(self) -> Counts:

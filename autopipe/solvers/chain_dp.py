@@ -90,6 +90,22 @@ def suffix_maxima(costs: Floats) -> Floats:
     return result
 
 
+def suffix_ways(alone: Floats, through: Floats) -> Floats:
+    """The smallest longest way over the stages after stage s when they begin at position a, shape (stages, n + 1).
+
+    A way goes ``through`` some of them, one after the other, and ends with what the next one takes ``alone``, which is
+    at least what it takes to go through.
+    """
+    stages, width, reach = alone.shape
+    result = np.full((stages, width), np.inf)
+    result[-1, -1] = 0.0
+    for stage in reversed(range(1, stages)):
+        after = through[stage] + (result[stage] if reach == width else result[stage][:, None])
+        both = np.maximum(alone[stage], after)
+        result[stage - 1] = (both if reach == width else _by_begin(both)).min(axis=1)
+    return result
+
+
 def cost_of(costs: Floats, stage: int, start: int, stop: int) -> float:
     """A stage's cost for a range, whether the table is a band or not."""
     _, width, reach = costs.shape
