@@ -8,11 +8,11 @@ heads    Six language models with heads of 0.6 to 11 blocks (shapes.headed) on 4
          in two; transfers of 2 % of a rank's forward, memory for the activations of 1.5 micro-batches of the whole
          model on each rank, no recomputation. By m = p, 2p, 4p micro-batches: how much of the step is saved against
          equal layers with 1F1B; against the shortest longest stage (min-max, PipeDream's rule) with 1F1B, with
-         Interleaved1F1B, and with the best known schedule that fits, of 1, 2 or 4 stages a rank; and against the best
-         of all rules and all known schedules. Known schedules are taken in their published order, which is made for
-         equal stages; and, where their order depends on the stages' seconds, also in orders made for these very
-         stages, links and memory (ways.py). Then the gap to the bound, of all cases and where the head takes more
-         than a rank's share of the work.
+         Interleaved1F1B, and with the best known schedule that fits, of 1 or 2 stages a rank (v ≤ 2), and of 1, 2 or
+         4; and against the best of all rules and all known schedules. Known schedules are taken in their published
+         order, which is made for equal stages; and, where their order depends on the stages' seconds, also in orders
+         made for these very stages, links and memory (ways.py). Then the gap to the bound, of all cases and where the
+         head takes more than a rank's share of the work.
 tight    The same in the memory of one micro-batch: whether there is a plan, and in how many cases any known schedule
          with any rule fits.
 models   A GPT, a CNN and an encoder–decoder from profiles/, and a vision–language model, on 2 to 16 ranks in three
@@ -51,9 +51,9 @@ MIN_MAX = "PipeDream's split"
 
 PROFILES = Path(__file__).parents[1] / "profiles"
 GOALS = {
-    1: {"equal layers, 1F1B": 0.35, "min-max, published": 0.12, "min-max, made": 0.12},
-    2: {"equal layers, 1F1B": 0.26, "min-max, published": 0.07, "min-max, made": 0.07},
-    4: {"equal layers, 1F1B": 0.18, "min-max, published": 0.05, "min-max, made": 0.05},
+    1: {"equal layers, 1F1B": 0.35, "min-max, publ. v ≤ 2": 0.12, "min-max, published": 0.12, "min-max, made": 0.12},
+    2: {"equal layers, 1F1B": 0.26, "min-max, publ. v ≤ 2": 0.07, "min-max, published": 0.07, "min-max, made": 0.07},
+    4: {"equal layers, 1F1B": 0.18, "min-max, publ. v ≤ 2": 0.05, "min-max, published": 0.05, "min-max, made": 0.05},
 }
 """By micro-batches a rank: what should be saved against what."""
 
@@ -70,7 +70,7 @@ class Result(NamedTuple):
 
     def saved(self, of: Mapping[str, object]) -> float | None:
         """The part of the step that is saved against the best of the others with such fields."""
-        steps = [way.step_s for way in self.others if of.items() <= way._asdict().items()]
+        steps = [way.step_s for way in self.others if all(getattr(way, name) == value for name, value in of.items())]
         return 1 - self.step_s / min(steps) if steps else None
 
     @property
@@ -161,6 +161,7 @@ COLUMNS: Mapping[str, Mapping[str, object]] = {
     "equal layers, 1F1B": {"rule": "equal layers", "schedule": "1F1B"},
     "min-max, 1F1B": {"rule": MIN_MAX, "schedule": "1F1B"},
     "min-max, interleaved": {"rule": MIN_MAX, "schedule": "Interleaved1F1B"},
+    "min-max, publ. v ≤ 2": {"rule": MIN_MAX, "published": True, "few": True},
     "min-max, published": {"rule": MIN_MAX, "published": True},
     "min-max, made": {"rule": MIN_MAX},
     "any, published": {"published": True},

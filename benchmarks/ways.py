@@ -51,6 +51,11 @@ class Way(NamedTuple):
     published: bool
     step_s: float
 
+    @property
+    def few(self) -> bool:
+        """Whether a rank has one or two stages, as in the papers that the schedules come from."""
+        return self.stages_per_rank <= 2
+
 
 def ways(job: Job) -> Iterator[Way]:
     """Every rule with every known schedule that fits."""

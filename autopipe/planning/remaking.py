@@ -1,7 +1,8 @@
 """Orders made again for the stages at hand: a split, the order for its stages, the best split for that order, in turn.
 
 A schedule that looks at times is first made for equal stages, since nobody knows better yet. Once a split is found its
-stages are uneven, and their seconds, links and memory give another order.
+stages are uneven, and their seconds, links and memory give another order. A schedule that takes any order is also made
+for other splits that leave orders more room (roomy.py), those first that are good with the order at hand.
 """
 
 from __future__ import annotations
@@ -9,18 +10,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from autopipe.core.errors import UsageError
 from autopipe.core.schedule import Kind, Schedule, Shape, StageMemory, StageTimes, stages_on
 from autopipe.core.stage import StageCost
 from autopipe.planning.cases import Case, Found
+from autopipe.planning.moves import joint_moves, single_moves
 from autopipe.planning.nearest import least_memory
 from autopipe.planning.outcome import outcome
+from autopipe.planning.roomy import ends_of_any_order, roomy
 
 _ROUNDS = 3
 """An order is made again so often at most; most are as good after one round."""
 
 _LESS = 1e-9
 """A step that is shorter by less does not count."""
+
+
+_NEAR = 4
+"""Of so many splits at a time orders are made, while one of them is better than all before."""
+
+_ROOM = 8_000
+"""Orders are made for other splits until they have so many actions together, where no backward is split."""
 
 
 class Choice(NamedTuple):
@@ -74,7 +86,40 @@ def _settled(case: Case, kind: Kind) -> Choice | None:
         if found is None or (best and found.found.step_s >= best.found.step_s * (1 - _LESS)):
             break
         best, positions = found, found.found.positions
+    return _roomier(best, kind) if best and kind.also and not case.large else best
+
+
+def _roomier(best: Choice, kind: Kind) -> Choice:
+    """The best with an order made for another split, as far as the effort goes."""
+    case, left = best.case, min(_ROOM // best.case.actions, 2 * _NEAR)
+    pool = roomy(case, [best.found.positions, *case.rough.solved(None)])
+    tried = {best.found.positions}
+    while left > 0:
+        near = [split for split in _promising(best, pool) if split not in tried][: min(_NEAR, left)]
+        made = [one for split in near if (one := _ordered_for(case, kind, split))]
+        tried.update(near)
+        better = _best([best, *made])
+        if better is None or better is best:
+            break
+        best, left = better, left - len(near)
     return best
+
+
+def _promising(best: Choice, pool: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The splits that some order may make better, by their steps with the order at hand."""
+    around = [move(best.found.positions) for move in (single_moves, joint_moves)]
+    splits = best.case.splits.allowed(np.unique(np.concatenate([*around, np.array(pool)]), axis=0))
+    ends_s = ends_of_any_order(best.case, splits) * best.case.ranges.tick_s
+    splits = splits[ends_s < best.found.step_s * (1 - _LESS)]
+    found = best.case.measured(map(tuple, splits.tolist()))
+    return [one.positions for one in sorted(found, key=lambda one: (one.step_s, one.positions))]
+
+
+def _ordered_for(case: Case, kind: Kind, positions: tuple[int, ...]) -> Choice | None:
+    """A split with the order that is made for it."""
+    table = _made(case, kind, positions)
+    found = case.ordered(table).measured([positions]) if table else []
+    return Choice(case.ordered(table), found[0]) if table and found else None
 
 
 def _closest(case: Case) -> tuple[int, ...]:
