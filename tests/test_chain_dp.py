@@ -19,7 +19,9 @@ from autopipe.solvers.chain_dp import (
     smallest_maximum,
     smallest_step,
     smallest_sum,
+    suffix_maxima,
     suffix_sums,
+    suffix_ways,
     table,
 )
 
@@ -196,3 +198,13 @@ def test_a_band_is_a_table_without_its_long_ranges(costs: Floats, reach: int) ->
     assert np.array_equal(suffix_sums(narrow), suffix_sums(cut))
     reversed_ = cut[::-1, ::-1, ::-1].transpose(0, 2, 1)
     assert np.array_equal(suffix_sums(cut), prefix_sums(reversed_)[::-1, ::-1])
+
+
+@given(tables())
+def test_ways_are_sums_where_all_goes_through_and_maxima_where_nothing_takes_time(costs: Floats) -> None:
+    nothing = np.where(np.isfinite(costs), 0.0, np.inf)
+    sums, maxima = suffix_sums(costs), suffix_maxima(costs)
+    assert np.array_equal(suffix_ways(costs, costs), sums)
+    ways = suffix_ways(costs, nothing)
+    assert np.array_equal(ways[:-1], maxima[1:])
+    assert np.array_equal(ways[-1], sums[-1])
