@@ -20,6 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
 
 import autopipe.schedules  # noqa: F401  (registers the known ones)
@@ -74,7 +75,7 @@ _STRETCHED, _ANNEALED = "fewer micro-batches", ", annealed"
 TRIES = 300
 """Orders that are looked at where no other number is asked for: a second or two of plain Python for 1,000 actions."""
 
-_MOVES = 200
+_MOVES = 100
 """So many moves of annealing count as one order of list scheduling: both take about as long."""
 
 NAME = "Synthesized"
@@ -226,13 +227,16 @@ class _Search:
         self.tries -= tries
         until = self._until(_STRETCHING)
         budget_s = until - begin if until < inf else None
-        found = _Search(few, self.times, self.memory, tries, budget_s, self.seed, self.fast, inner=True).best
-        made = stretched(found, self.shape, self.times, self.memory, fast=self.fast) if found else ()
-        until = self._until(_STRETCHING)
-        best = None
-        for each in made:
-            if each and (best is None or each.makespan_s < best.makespan_s):
-                best = each
+        found = _Search(few, self.times, self.memory, tries // 2, budget_s, self.seed, self.fast, inner=True).best
+        if found:
+            self._repeat(found, tries // 2)
+
+    def _repeat(self, few: Listed, tries: int) -> None:
+        """Ways to repeat the steady state of an order for fewer micro-batches."""
+        best, until = None, self._until(_STRETCHING)
+        for made in islice(stretched(few, self.shape, self.times, self.memory, fast=self.fast), tries):
+            if made and (best is None or made.makespan_s < best.makespan_s):
+                best = made
             if time.process_time() > until:
                 break
         if best:
