@@ -52,8 +52,8 @@ _FEW = 3
 _STRETCHING = 0.3
 """The part of the tries and of the time that the search for few micro-batches gets."""
 
-_EVOLVING = 0.5
-"""The part of what is then left that evolution gets; annealing has the rest."""
+_EVOLVING, _LONGER = 0.5, 0.8
+"""The part of what is then left that evolution gets, and where that is too short for an island; annealing has the rest."""
 
 _ISLANDS, _ISLAND = 4, 1000
 """Evolution begins anew so many times, where each gets so many tries: now one, now another gets stuck early."""
@@ -132,7 +132,9 @@ def synthesized(shape: Shape, times: Sequence[StageTimes]) -> Order:
 
 @dataclass
 class _Search:
-    """The search's state: the best so far, others, the tries left. ``last_s`` is what its end takes, about.
+    """The search's state: the best so far, others, the tries left.
+
+    ``last_s`` is what the end of the search takes, and ``try_s`` an order of list scheduling, about.
 
     An ``inner`` one is for fewer micro-batches than are asked for. It leaves out the known schedules and splits all
     backwards of a stage or none, so that its orders can be stretched.
@@ -152,6 +154,7 @@ class _Search:
     started: float = field(default_factory=time.process_time)
     bound_s: float = 0.0
     last_s: float = 0.0
+    try_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.bound_s = makespan_bound_s(self.shape, self.times, self.memory)
@@ -208,7 +211,9 @@ class _Search:
             self._try(variants, f"block of {block.__name__.rpartition('.')[2]}", self._until(1.0))
 
     def _list(self) -> None:
+        begin, tries = time.process_time(), self.tries
         self._try(_rules(self.shape, self.times), "list scheduling", self._until(_LISTING))
+        self.try_s = max(1e-9, (time.process_time() - begin) / max(1, tries - self.tries))
 
     def _try(self, rules: Sequence[Rules], origin: str, until: float) -> None:
         for rule in rules:
@@ -245,11 +250,14 @@ class _Search:
 
     def _evolve(self) -> None:
         """A part of the tries that are left, and of the time, for evolutions that know nothing of each other."""
-        tries, begin, until = int(_EVOLVING * self.tries), time.process_time(), self._until(_EVOLVING)
+        now = time.process_time()
+        enough = min(self.tries, (self._until(1.0) - now) / self.try_s)
+        part = _EVOLVING if enough >= _ISLAND else _LONGER
+        tries, until = int(part * self.tries), self._until(part)
         self.tries -= tries
-        islands = max(1, min(_ISLANDS, tries // _ISLAND))
+        islands = max(1, min(_ISLANDS, int(part * enough) // _ISLAND))
         for island in range(islands):
-            found = self._evolved(tries // islands, begin + (until - begin) * (island + 1) / islands, island)
+            found = self._evolved(tries // islands, now + (until - now) * (island + 1) / islands, island)
             self.others += [(each, "evolution") for each in found[: _LINES // islands]]
             if self._over(until):
                 return
