@@ -53,7 +53,7 @@ _STRETCHING = 0.3
 """The part of the tries and of the time that the search for few micro-batches gets."""
 
 _EVOLVING, _LONGER = 0.5, 0.8
-"""The part of what is then left that evolution gets, and where that is too short for an island; annealing has the rest."""
+"""The part of what is left that evolution gets, and where that is too short for an island; annealing has the rest."""
 
 _ISLANDS, _ISLAND = 4, 1000
 """Evolution begins anew so many times, where each gets so many tries: now one, now another gets stuck early."""
