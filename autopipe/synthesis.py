@@ -285,7 +285,7 @@ class _Search:
         part = max(1, min(left // _PARTS, _PART // self.actions))
         while lines and left >= part:
             for n, (begun, origin) in enumerate(lines):
-                if self._over(until) or left < part:
+                if self._over(until - self.last_s) or left < part:  # beginning takes about as long as the end
                     return
                 found = self._annealed(begun, part, _WARM[turn % len(_WARM)], parts, until)
                 self._offer(found, origin + _ANNEALED)
