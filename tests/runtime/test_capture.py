@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -247,6 +249,20 @@ def test_capture_leaves_the_model_and_the_random_state_alone() -> None:
     assert captured.notes == (
         "forward changes 0.calls, 0.losses, 2.calls, …: stages do not repeat changes of plain Python attributes",
     )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "unet"])
+def test_nothing_of_a_model_stays_behind_when_it_is_dropped(name: str) -> None:
+    """A hook that holds more than it needs keeps a model's weights for ever: torch's own nodes hide the ring."""
+    case = ZOO[name]
+    model = case.build_model()
+    seen = [weakref.ref(parameter) for parameter in model.parameters()]
+    inputs, target = case.example_batch(2)
+    captured = capture(model, inputs, loss=lambda output: case.loss_fn(output, target))
+    assert len(captured.layers) > 1
+    del model, captured
+    gc.collect()
+    assert not any(one() is not None for one in seen)
 
 
 def test_capture_draws_no_random_numbers_of_the_user() -> None:

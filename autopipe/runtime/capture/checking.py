@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class _Recorder(fx.Interpreter):
 
     def __init__(self, program: Program) -> None:
         super().__init__(program.module)
-        self.reached: set[fx.Node] = set()
+        self.reached: set[str] = set()
         self.dtypes: dict[fx.Node, torch.dtype] = {}
 
     def run_node(self, n: fx.Node) -> Any:
@@ -55,8 +56,13 @@ class _Recorder(fx.Interpreter):
         if isinstance(value, torch.Tensor):
             self.dtypes[n] = value.dtype
         if n.op == "call_function" and isinstance(value, torch.Tensor) and value.requires_grad:
-            value.register_hook(lambda gradient: self.reached.add(n))
+            # Names and no more: nothing frees a ring of self, parameters and torch's own nodes.
+            value.register_hook(partial(_note, self.reached, n.name))
         return value
+
+
+def _note(reached: set[str], name: str, gradient: torch.Tensor) -> None:
+    reached.add(name)
 
 
 def run_and_compare(
@@ -72,7 +78,8 @@ def run_and_compare(
         (alone,) = _run(recorder, model, program, tensors, loss, 1)
     except RuntimeError as error:
         return Findings(frozenset(), {}, (f"running it fails: {' '.join(str(error).split())[:200]}",))
-    reached, dtypes = frozenset(recorder.reached), dict(recorder.dtypes)
+    dtypes = dict(recorder.dtypes)
+    reached = frozenset(node for node in dtypes if node.name in recorder.reached)
     if program.spec != reference.spec:
         return Findings(frozenset(), {}, ("its output has another structure",))
     if reference.weightless:
