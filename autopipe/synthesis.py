@@ -52,8 +52,9 @@ _FEW = 3
 _STRETCHING = 0.3
 """The part of the tries and of the time that the search for few micro-batches gets."""
 
-_EVOLVING, _LONGER = 0.5, 0.8
-"""The part of what is left that evolution gets, and where that is too short for an island; annealing has the rest."""
+_EVOLVING, _MOST = 0.5, 0.95
+"""The part of what is left that evolution gets, and where orders are large: annealing, which has the rest, gains nothing
+with few moves an action."""
 
 _ISLANDS, _ISLAND = 4, 1000
 """Evolution begins anew so many times, where each gets so many tries: now one, now another gets stuck early."""
@@ -252,7 +253,7 @@ class _Search:
         """A part of the tries that are left, and of the time, for evolutions that know nothing of each other."""
         now = time.process_time()
         enough = min(self.tries, (self._until(1.0) - now) / self.try_s)
-        part = _EVOLVING if enough >= _ISLAND else _LONGER
+        part = min(_MOST, max(_EVOLVING, 1 - enough / (2 * self.actions)))
         tries, until = int(part * self.tries), self._until(part)
         self.tries -= tries
         islands = max(1, min(_ISLANDS, int(part * enough) // _ISLAND))
