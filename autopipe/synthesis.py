@@ -53,8 +53,8 @@ _STRETCHING = 0.3
 """The part of the tries and of the time that the search for few micro-batches gets."""
 
 _EVOLVING, _MOST = 0.5, 0.95
-"""The part of what is left that evolution gets, and where orders are large: annealing, which has the rest, gains nothing
-with few moves an action."""
+"""The part of what is left that evolution gets, and at the most where orders are large: annealing, which has the rest,
+gains nothing with few moves an action."""
 
 _ISLANDS, _ISLAND = 4, 1000
 """Evolution begins anew so many times, where each gets so many tries: now one, now another gets stuck early."""
