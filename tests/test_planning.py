@@ -24,7 +24,7 @@ from autopipe.planning.cases import Case
 from autopipe.planning.outcome import outcome
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
-from autopipe.planning.space import numbers
+from autopipe.planning.space import Space, numbers
 from autopipe.planning.tables import Setting
 from autopipe.simulate import Graph, simulate
 from autopipe.solvers.brute import splits
@@ -111,6 +111,16 @@ def test_cases_and_the_plain_simulator_agree(seed: int, recompute: str, limit: i
         full = outcome(case, found.positions)  # drops layers that need not recompute
         assert full.over_limit() is None
         assert full.timeline.step_s <= line.step_s * (1 + 1e-9)
+
+
+def test_a_space_lets_go_of_the_cases_that_do_not_fit() -> None:
+    """The tables of two hundred layers on 64 devices, kept for all depths, took more than 20 GB."""
+    profile = chain([1.0] * 12, parameter_bytes=[100] * 12)
+    for limit, fits in ((500, False), (5000, True)):
+        setting = Setting(profile, cluster(6), "adamw", (limit,) * 6, {})
+        space = Space(setting, 8, (4, 5, 6), (1,), (1,), (kind("1F1B"),), "auto")
+        assert space.fits() is fits
+        assert bool(space._cases) is fits
 
 
 @given(seeds, st.sampled_from(["none", "all", "auto"]), st.integers(300, 4000))

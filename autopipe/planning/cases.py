@@ -301,7 +301,7 @@ class Case:
         """Whether any split fits; with several stages on a rank, whether any is found."""
         if self.stages > self.depth:
             return self.best is not None
-        return any(
+        return self._has_room and any(
             smallest_maximum(np.where(case.tables.allowed, 1.0, np.inf)) is not None
             for case in ((self, replace(self, reach=0)) if self._partial else (self,))
         )

@@ -383,7 +383,15 @@ class Space:
 
     def fits(self) -> bool:
         """Whether any plan in it fits."""
-        return any(self.choice(key) if key.kind.looks_at_times else self.case(key).fits() for key in self.all())
+        return any(map(self._fits, self.all()))
+
+    def _fits(self, key: Key) -> bool:
+        if key.kind.looks_at_times:
+            return self.choice(key) is not None
+        found = self.case(key).fits()
+        if not found:
+            del self._cases[key.name]  # the tables of many large ones would fill the memory
+        return found
 
 
 def numbers(kind: Kind, asked: int | None = None) -> tuple[int, ...]:
