@@ -412,6 +412,13 @@ def test_faster_devices_take_more_layers() -> None:
     assert made.cuts == (3,)
 
 
+def test_schedules_are_listed_where_copies_of_the_model_are_the_plan() -> None:
+    made = plan(chain([1.0, 1.0]), cluster(2), global_batch=2, schedules=["1F1B", "GPipe", "ZB-H1"])
+    assert (made.depth, made.replicas) == (1, 2)
+    rows = {name: row for row in made.rejected for name in row.names}
+    assert all(rows[name].step_s > made.predicted.step_s for name in ("1F1B", "GPipe", "ZB-H1"))
+
+
 def test_rejected_lists_every_alternative() -> None:
     made = pipelined(heavy(), cluster(4, link=SLOW), global_batch=16)
     assert [name for row in made.rejected for name in row.names] == [

@@ -47,9 +47,9 @@ def rejected(space: Space, chosen: Outcome, listed: Answer) -> tuple[Rejected, .
 def _parts(space: Space, chosen: Outcome) -> Iterator[tuple[str, Space]]:
     """The parts of the space that the plan is not in, and those without a pipeline."""
     case = chosen.case
-    if case.depth > 1:
-        piped = replace(space, depths=tuple(depth for depth in space.depths if depth > 1))
-        yield from ((kind.name, piped.only(kind=kind)) for kind in space.kinds if kind.name != case.schedule.name)
+    piped = replace(space, depths=tuple(depth for depth in space.depths if depth > 1))
+    others = (kind for kind in space.kinds if case.depth == 1 or kind.name != case.schedule.name)
+    yield from ((kind.name, piped.only(kind=kind)) for kind in others)
     several = "ranks" if case.stages > case.depth else "stages"
     yield from ((f"{depth} {several}", space.only(depth=depth)) for depth in _others(space.depths, case.depth))
     yield from ((f"{count} replicas", space.only(replicas=count)) for count in _others(space.replicas, case.replicas))
