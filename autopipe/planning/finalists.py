@@ -1,13 +1,14 @@
 """The last word between plans whose steps are nearly the same: the least step with its jitter.
 
 The search compares steps in which every action takes its median. Where the profile knows how uneven actions are, the
-best plan of each schedule that comes close, the baselines' splits of it and the best ones with a cut moved are looked
-at again with what that adds: tables with more, shorter actions and with less slack wait more often.
+best pipeline of each schedule that comes close, the baselines' splits of it and the best ones with a cut moved are
+looked at again with what that adds: tables with more, shorter actions and with less slack wait more often.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from autopipe.planning.moves import single_moves
 from autopipe.planning.outcome import Outcome, outcome
@@ -31,10 +32,16 @@ def least_expected(space: Space, best: Outcome) -> Outcome:
     return other if other.expected_s < best.expected_s * (1 - _LESS) else best
 
 
+def _parts(space: Space) -> Iterator[Space]:
+    """Pipelines of each schedule, and no pipeline, in which all schedules are alike."""
+    piped, alone = (replace(space, depths=tuple(d for d in space.depths if (d > 1) is deep)) for deep in (True, False))
+    yield from (piped.only(kind=kind) for kind in space.kinds)
+    yield alone
+
+
 def _close(space: Space, best: Outcome) -> Iterator[Outcome]:
     most_s = best.step_s * (1 + _CLOSE)
-    for kind in space.kinds:
-        part = space.only(kind=kind)
+    for part in _parts(space):
         found = glance(part, below_s=most_s) if best.case.large else search(part, below_s=most_s).best
         if found is not None:
             rules = found.case.measured(found.case.baselines())
