@@ -14,7 +14,7 @@ import numpy as np
 
 from autopipe.core.profile import Jitter
 from autopipe.core.timeline import Timeline
-from autopipe.simulate import Costs, Floats, Graph
+from autopipe.graph import Costs, Floats, Graph
 
 _DRAWS = 64
 _FEWEST = 16

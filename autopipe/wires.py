@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 
 class Wires(NamedTuple):
-    """By the row of a transfer (see simulate.Costs): the number of its wire, −1 for one of its own, and its latency."""
+    """By the row of a transfer (see graph.Costs): the number of its wire, −1 for one of its own, and its latency."""
 
     numbers: tuple[int, ...]
     latency_s: tuple[float, ...]

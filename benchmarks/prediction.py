@@ -22,6 +22,7 @@ from autopipe.core.spread import error_of_median
 from autopipe.core.stage import stage_cost
 from autopipe.core.timeline import Span, Timeline
 from autopipe.core.units import format_duration, format_percent
+from autopipe.graph import Graph, costs_of
 from autopipe.jitter import jitter_s
 from autopipe.runtime.capture import capture
 from autopipe.runtime.measuring.links import measure_cluster
@@ -32,7 +33,7 @@ from autopipe.runtime.ranks.devices import own_device
 from autopipe.runtime.running.runner import Runner, make_optimizer
 from autopipe.runtime.tables.emulated import runtime_costs
 from autopipe.runtime.workload import ModelFile
-from autopipe.simulate import Graph, costs_of, simulate
+from autopipe.simulate import simulate
 
 MODELS = {"examples/gpt2.py": 4, "examples/mlp.py": 128}
 """Model files of the project and the micro-batch that each is run with."""

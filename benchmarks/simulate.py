@@ -20,7 +20,7 @@ import numpy as np
 import autopipe.schedules  # noqa: F401  (registers them)
 from autopipe.core.schedule import Action, Op, Schedule, kind
 from autopipe.core.validation import sequence
-from autopipe.simulate import OPS, Costs, Graph
+from autopipe.graph import OPS, Costs, Graph
 
 GOALS_S = {(8, 32): 0.002, (64, 512): 0.4}
 """Seconds for 1,000 candidates, by ranks and micro-batches."""

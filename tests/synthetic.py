@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 from autopipe.core.cluster import Cluster, Device, Link, Tier
 from autopipe.core.profile import CostTable, Edge, Layer, LayerCost, Profile, Tie
@@ -165,3 +166,22 @@ def _ready(action: Action, done: set[Action], stages: int, in_turn: bool) -> boo
         )
     later = {Action(stage + 1, Op.B, batch), Action(stage + 1, Op.I, batch)}
     return Action(stage, Op.F, batch) in done and (stage == stages - 1 or bool(later & done))
+
+
+def random_pipeline(rng: random.Random) -> tuple[Schedule, list[StageCost], list[Link | None], float]:
+    """Any valid table on up to four ranks, what its stages cost, the links between them, and the overhead."""
+    ranks = rng.randint(1, 4)
+    count = ranks + rng.randint(0, 3)
+    table = random_schedule(rng, ranks=ranks, stages=count, micro_batches=rng.randint(1, 5))
+    links = [Link(rng.random(), 1 + rng.random(), rng.choice([0, rng.random()])) for _ in range(count - 1)]
+    hops = [None if a == b else link for link, (a, b) in zip(links, pairwise(table.placement), strict=True)]
+    return table, [random_cost(rng) for _ in range(count)], hops, rng.choice([0.0, rng.random()])
+
+
+def random_cost(rng: random.Random) -> StageCost:
+    """A stage that takes a random time for each action and holds a few bytes of each kind."""
+    names = ("static_bytes", "gradient", "held", "held_i", "workspace", "receive", "send")
+    sizes = {name: rng.randint(0, 9) for name in names}
+    sizes["first"] = rng.randint(sizes["held"], sizes["held"] + sizes["gradient"] + sizes["workspace"])
+    seconds = {name: 0.1 + rng.random() for name in ("input_grad_s", "weight_grad_s", "optimizer_s")}
+    return stage(0.1 + rng.random(), 0.1 + rng.random(), **seconds, **sizes)

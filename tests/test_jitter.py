@@ -13,8 +13,9 @@ from autopipe.core.errors import UsageError
 from autopipe.core.profile import Jitter
 from autopipe.core.schedule import kind
 from autopipe.core.stage import StageCost
+from autopipe.graph import Graph, costs_of
 from autopipe.jitter import jitter_s
-from autopipe.simulate import Graph, costs_of, simulate
+from autopipe.simulate import simulate
 from tests.synthetic import stage
 
 SHARED = Link(0.1, 10.0, wires=("there", "back"))

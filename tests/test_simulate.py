@@ -4,7 +4,6 @@ import itertools
 import random
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +17,8 @@ from autopipe.core.schedule import Action, Op, Schedule, kind
 from autopipe.core.stage import StageCost
 from autopipe.core.timeline import Memory
 from autopipe.loads import loads, peak_loads
-from autopipe.simulate import Costs, Graph, costs_of, simulate
-from tests.synthetic import random_schedule, stage
+from autopipe.simulate import simulate
+from tests.synthetic import random_pipeline, stage
 
 
 def none(count: int) -> list[Link | None]:
@@ -114,7 +113,7 @@ seeds = st.integers(0, 2**32 - 1)
 @settings(max_examples=80, deadline=None)
 def test_any_table_against_an_event_simulator(seed: int) -> None:
     rng = random.Random(seed)
-    table, stages, hops, overhead = _instance(rng)
+    table, stages, hops, overhead = random_pipeline(rng)
     line = simulate(table, stages, hops, overhead_s=overhead)
     step, peaks = _by_events(table, stages, hops, overhead)
     assert line.step_s == pytest.approx(step, rel=1e-12)
@@ -127,25 +126,11 @@ def test_any_table_against_an_event_simulator(seed: int) -> None:
         assert times == sorted(times)
 
 
-@given(seeds, st.integers(1, 400))
-@settings(max_examples=60, deadline=None)
-def test_many_at_once_agree_with_one_at_a_time(seed: int, count: int) -> None:
-    rng = random.Random(seed)
-    table, stages, hops, overhead = _instance(rng)
-    batch = [stages, *([_cost(rng) for _ in stages] for _ in range(min(count, 5)))]
-    picked = [rng.randrange(len(batch)) for _ in range(count)]
-    columns = [costs_of(batch[i], hops, overhead) for i in picked]
-    joined = (np.concatenate(fields, axis=1) for fields in zip(*(c[:3] for c in columns), strict=True))
-    steps = Graph.of(table).steps(Costs(*joined, columns[0].late_s))
-    single = [simulate(table, one, hops, overhead_s=overhead).step_s for one in batch]
-    assert steps == pytest.approx([single[i] for i in picked], rel=1e-12)
-
-
 @given(seeds)
 @settings(max_examples=60, deadline=None)
 def test_peak_loads_are_enough(seed: int) -> None:
     rng = random.Random(seed)
-    table, stages, hops, _ = _instance(rng)
+    table, stages, hops, _ = random_pipeline(rng)
     line = simulate(table, stages, hops)
     for rank in range(table.ranks):
         own = [stages[s] for s, where in enumerate(table.placement) if where == rank]
@@ -155,23 +140,6 @@ def test_peak_loads_are_enough(seed: int) -> None:
         assert base + max(load.bytes(own) for load in peak_loads(table, rank)) == line.peak_bytes[rank]
         *_, after = loads(table, rank)
         assert after.bytes(own) == 0
-
-
-def _instance(rng: random.Random) -> tuple[Schedule, list[StageCost], list[Link | None], float]:
-    ranks = rng.randint(1, 4)
-    count = ranks + rng.randint(0, 3)
-    table = random_schedule(rng, ranks=ranks, stages=count, micro_batches=rng.randint(1, 5))
-    links = [Link(rng.random(), 1 + rng.random(), rng.choice([0, rng.random()])) for _ in range(count - 1)]
-    hops = [None if a == b else link for link, (a, b) in zip(links, itertools.pairwise(table.placement), strict=True)]
-    return table, [_cost(rng) for _ in range(count)], hops, rng.choice([0.0, rng.random()])
-
-
-def _cost(rng: random.Random) -> StageCost:
-    names = ("static_bytes", "gradient", "held", "held_i", "workspace", "receive", "send")
-    sizes = {name: rng.randint(0, 9) for name in names}
-    sizes["first"] = rng.randint(sizes["held"], sizes["held"] + sizes["gradient"] + sizes["workspace"])
-    seconds = {name: 0.1 + rng.random() for name in ("input_grad_s", "weight_grad_s", "optimizer_s")}
-    return stage(0.1 + rng.random(), 0.1 + rng.random(), **seconds, **sizes)
 
 
 def _by_events(

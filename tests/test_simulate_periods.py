@@ -10,7 +10,8 @@ import autopipe.schedules  # noqa: F401
 from autopipe.core.cluster import Link
 from autopipe.core.periodic import for_updates
 from autopipe.core.schedule import Op, kind
-from autopipe.simulate import Graph, costs_of, simulate
+from autopipe.graph import Graph, costs_of
+from autopipe.simulate import simulate
 from tests.synthetic import stage
 
 NAMES = ("PipeDream", "PipeDream-2BW", "PipeMare")

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from autopipe.core.cluster import Cluster, Device, Link, Tier
 from autopipe.core.errors import UsageError
 from autopipe.core.schedule import Action, Schedule
-from autopipe.simulate import Costs, Graph, costs_of, simulate
+from autopipe.graph import Costs, Graph, costs_of
+from autopipe.simulate import simulate
 from autopipe.wires import wires_of
 from tests.synthetic import random_schedule, stage
 

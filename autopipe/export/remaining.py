@@ -16,8 +16,9 @@ from autopipe.core.schedule import Schedule, kind
 from autopipe.core.stage import StageCost, stage_cost
 from autopipe.export.names import is_block, recomputes_blocks
 from autopipe.export.trainer import Trainer
+from autopipe.graph import Graph, costs_of
 from autopipe.jitter import jitter_s
-from autopipe.simulate import Graph, costs_of, simulate
+from autopipe.simulate import simulate
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 
 from autopipe.core.cluster import Link
 from autopipe.core.schedule import Schedule
+from autopipe.graph import Graph
 from autopipe.loads import Load, peak_loads
 from autopipe.planning.bounds import has_room, least_ends, least_periods, quick_bound_s, quick_period_s
 from autopipe.planning.ladder import Floats
@@ -24,7 +25,6 @@ from autopipe.planning.seats import Seats
 from autopipe.planning.shares import shared_bound_s
 from autopipe.planning.splits import Positions, Splits
 from autopipe.planning.tables import Setting, Tables, places, tables
-from autopipe.simulate import Graph
 from autopipe.solvers.brute import splits as every_split
 from autopipe.solvers.chain_dp import smallest_maximum
 

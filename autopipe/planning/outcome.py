@@ -10,9 +10,10 @@ from autopipe.core.profile import Tie
 from autopipe.core.schedule import stages_on
 from autopipe.core.stage import StageCost, shared_ties
 from autopipe.core.timeline import Timeline
+from autopipe.graph import costs_of
 from autopipe.jitter import jitter_s
 from autopipe.planning.cases import Case
-from autopipe.simulate import costs_of, simulate
+from autopipe.simulate import simulate
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,9 +15,9 @@ from autopipe.core.in_flight import Kept, in_turn, kept
 from autopipe.core.schedule import Action, Op, Schedule, stages_on
 from autopipe.core.stage import StageCost
 from autopipe.core.versions import copies
+from autopipe.graph import OPS
 from autopipe.loads import Load, peak_loads
 from autopipe.planning.recompute import Moment
-from autopipe.simulate import OPS
 
 
 class Row(NamedTuple):

@@ -7,11 +7,11 @@ from dataclasses import replace
 from autopipe.core.errors import UsageError
 from autopipe.core.plan import PLANNED_ONLY, Plan, Prediction, Rejected, ScheduleTable
 from autopipe.core.units import format_percent
+from autopipe.graph import Graph, costs_of
 from autopipe.jitter import jitter_s
 from autopipe.planning.pieces import stage, ties
 from autopipe.planning.space import Space
 from autopipe.planning.unequal import MOST_DEVICES, Shared, best_unequal, least_unequal_s
-from autopipe.simulate import Graph, costs_of
 
 
 def with_unequal(plan: Plan, space: Space) -> Plan:

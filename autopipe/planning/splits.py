@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from autopipe.core.cluster import Link
 from autopipe.core.schedule import stages_on
+from autopipe.graph import Costs, late_of
 from autopipe.loads import Load
 from autopipe.planning.ladder import Floats
 from autopipe.planning.outline import Outline
@@ -21,7 +22,6 @@ from autopipe.planning.ranges import Ranges
 from autopipe.planning.seats import Seats
 from autopipe.planning.tables import Setting, Tables
 from autopipe.planning.tied import Tied, Twice, in_splits, optimizer_ticks, twice
-from autopipe.simulate import Costs, late_of
 from autopipe.wires import wires_of
 
 Positions = NDArray[np.intp]
