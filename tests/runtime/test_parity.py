@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from autopipe.runtime.checking.parity import RankParity, _note, difference, has_dropout, relative, without_dropout
+from autopipe.runtime.checking.parity import RankParity, difference, has_dropout, relative, without_dropout
 
 
 def test_difference_is_relative_to_the_largest_reference_value() -> None:
@@ -28,7 +28,7 @@ def test_missing_and_non_finite_gradients_are_seen() -> None:
     assert math.isnan(difference(torch.tensor([math.nan]), torch.ones(1), 1.0))
     result = RankParity()
     for name, value in [("bias", 0.5), ("weight", math.nan), ("other", 0.7)]:
-        _note(result, name, value)
+        result.note(name, value)
     assert result.worst == "weight"
     assert math.isnan(result.max_gradient_difference)
     assert math.isnan(relative([1.0, math.nan, 2.0], [1.0, 1.0, 2.0]))

@@ -122,6 +122,18 @@ def test_what_cannot_add_up_is_told_with_its_size_and_cause(middle: Any, loss: A
     assert "%" in str(told)
 
 
+def test_gradients_that_are_no_numbers_are_no_equal_ones() -> None:
+    """Each half has no third row: its loss is 0 / 0."""
+
+    def later(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        counted = (torch.arange(len(output)) > 1).float()
+        return (output.square().sum(1) * counted).sum() / counted.sum()
+
+    reduction, told = find_reduction(_workload(_net(), later), "float32")
+    assert reduction == MEAN
+    assert "not finite" in str(told)
+
+
 @pytest.mark.parametrize("loss", [_mean, _sum, _uneven])
 @pytest.mark.parametrize("size", [1, 3, 4, 7])
 def test_shares_give_the_whole_batchs_gradient_at_any_cut(loss: Any, size: int) -> None:

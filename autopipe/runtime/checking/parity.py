@@ -44,6 +44,12 @@ class RankParity:
     worst: str = ""
     drawn: bool = False
 
+    def note(self, name: str, value: float) -> None:
+        """Keep a tensor's difference if it is the largest so far; no number is the worst of all."""
+        known = self.max_gradient_difference
+        if not (value <= known or math.isnan(known)):
+            self.max_gradient_difference, self.worst = value, name
+
 
 def has_dropout(model: nn.Module) -> bool:
     """Whether any module asks for dropout in training."""
@@ -147,10 +153,10 @@ def restore_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
 
 def _compare_gradients(runner: Runner, reference: nn.Module, result: RankParity) -> None:
     expected = {name: p.grad for name, p in reference.named_parameters(remove_duplicate=False)}
-    most = largest(float(dense(g).abs().max()) for g in expected.values() if g is not None and g.numel())
+    most = largest_magnitude(expected.values())
     for module in runner.modules:
         for name, parameter in module.named_parameters():
-            _note(result, name, difference(parameter.grad, expected[name], most))
+            result.note(name, difference(parameter.grad, expected[name], most))
 
 
 def _compare_buffers(runner: Runner, reference: nn.Module, result: RankParity) -> None:
@@ -158,7 +164,7 @@ def _compare_buffers(runner: Runner, reference: nn.Module, result: RankParity) -
     for module in runner.modules:
         for name, buffer in module.named_buffers():
             if name in expected:
-                _note(result, name, difference(buffer, expected[name], 0.0))
+                result.note(name, difference(buffer, expected[name], 0.0))
 
 
 def difference(found: torch.Tensor | None, expected: torch.Tensor | None, largest: float) -> float:
@@ -184,12 +190,6 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-def _note(result: RankParity, name: str, value: float) -> None:
-    known = result.max_gradient_difference
-    if not (value <= known or math.isnan(known)):  # no number is the worst of all
-        result.max_gradient_difference, result.worst = value, name
-
-
 @torch.no_grad()
 def _sgd(model: nn.Module) -> None:
     for parameter in model.parameters():
@@ -201,6 +201,11 @@ def _sgd(model: nn.Module) -> None:
 def relative(found: Sequence[float], expected: Sequence[float]) -> float:
     """The largest relative difference of two lists of losses."""
     return largest(abs(a - b) / abs(b) if b else abs(a) for a, b in zip(found, expected, strict=True))
+
+
+def largest_magnitude(tensors: Iterable[torch.Tensor | None]) -> float:
+    """The largest absolute value in any of these tensors; see ``largest``."""
+    return largest(float(dense(t).abs().max()) for t in tensors if t is not None and t.numel())
 
 
 def largest(values: Iterable[float]) -> float:

@@ -8,6 +8,7 @@ trains as with gradient accumulation in one process, not as with the whole batch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from autopipe.runtime.checking.parity import (
     dense,
     difference,
     largest,
+    largest_magnitude,
     restore_state,
     saved_state,
     without_dropout,
@@ -65,9 +67,11 @@ def find_reduction(workload: Workload, dtype: str) -> tuple[Reduction, str | Non
             restore_state(model, state)
             errors = _errors(model, workload, some, whole, {_EVEN, *ways.values()})
             possible = [reduction for reduction in possible if errors[ways[reduction]] <= tolerance]
-            off = max(off, errors[_EVEN])
+            off = largest((off, errors[_EVEN]))
     if possible:
         return possible[0], _told(possible[0])
+    if not math.isfinite(off):
+        return MEAN, "gradients of the batch or of its micro-batches are not finite: whether they add up is not known"
     restore_state(model, state)
     again = _gradients(model, workload, batch, seed=1)
     cause = _cause(model, drawn=_largest(again, whole) > tolerance)
@@ -132,6 +136,5 @@ def _sum(parts: Sequence[Gradients], factors: Sequence[float]) -> Gradients:
 
 
 def _largest(found: Gradients, expected: Gradients) -> float:
-    values = [value for value in expected.values() if value is not None]
-    scale = largest(float(value.abs().max()) for value in values if value.numel())
+    scale = largest_magnitude(expected.values())
     return largest(difference(found[name], expected[name], scale) for name in expected)

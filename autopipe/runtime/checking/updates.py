@@ -16,7 +16,7 @@ from autopipe.core.schedule import Op, Schedule
 from autopipe.core.timeline import Span, Timeline
 from autopipe.core.versions import delays
 from autopipe.runtime.capture import Captured
-from autopipe.runtime.checking.parity import LEARNING_RATE, RankParity, difference
+from autopipe.runtime.checking.parity import LEARNING_RATE, RankParity, difference, largest_magnitude
 from autopipe.runtime.own.executor import Met
 from autopipe.runtime.own.pipemare import PipeMare
 from autopipe.runtime.own.recurrence import Recurrence, stage_of
@@ -68,11 +68,9 @@ def compare_updates(
     result = RankParity(found if dist.get_rank() == 0 else [], losses)
     named = {name: p for module in runner.modules for name, p in module.named_parameters() if p.requires_grad}
     for noted, expected in zip(optimizer.noted, gradients, strict=True):
-        largest = max(float(g.abs().max()) for g in expected.values())
+        most = largest_magnitude(expected.values())
         for name, parameter in named.items():
-            off = difference(noted.get(id(parameter)), expected.get(name), largest)
-            if not off <= result.max_gradient_difference:
-                result.max_gradient_difference, result.worst = off, name
+            result.note(name, difference(noted.get(id(parameter)), expected.get(name), most))
     return result
 
 
