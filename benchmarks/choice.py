@@ -22,11 +22,11 @@ from autopipe.core.schedule import kinds
 from autopipe.core.spread import error_of_median
 from autopipe.core.timeline import Span, Timeline
 from autopipe.core.units import format_duration, format_percent
-from autopipe.runtime.checking.plans import capture_for
+from autopipe.runtime.checking.plans import runner_of
 from autopipe.runtime.measuring.links import measure_cluster
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import own_device
-from autopipe.runtime.running.runner import Runner, make_optimizer
+from autopipe.runtime.running.runner import make_optimizer
 from autopipe.runtime.workload import ModelFile
 
 RANKS = 2
@@ -55,15 +55,7 @@ def run_plans(model: str, plans: dict[str, Plan], rounds: int) -> Steps:
     runners, data, optimizers = {}, {}, {}
     for name, plan in plans.items():
         batch = workload.batch(plan.global_batch)
-        runner = Runner(
-            capture_for(plan, workload, batch),
-            plan.schedule.parsed(),
-            plan.cuts,
-            micro_batch=plan.micro_batch,
-            loss_fn=workload.loss,
-            device=device,
-            recompute=plan.recompute,
-        )
+        runner = runner_of(plan, workload, batch, device)
         runners[name], data[name] = runner, runner.split(*batch)
         optimizers[name] = make_optimizer(plan.optimizer, runner.parameters, 1e-6)
     steps: Steps = {name: [] for name in plans}

@@ -29,12 +29,11 @@ from autopipe.core.plan import Plan
 from autopipe.core.spread import error_of_median
 from autopipe.core.timeline import Span, Timeline
 from autopipe.core.units import format_duration, format_percent
-from autopipe.runtime.checking.plans import capture_for
+from autopipe.runtime.checking.plans import runner_of
 from autopipe.runtime.measuring.links import measure_cluster
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.ranks.devices import own_device
-from autopipe.runtime.running.replicas import Replica
-from autopipe.runtime.running.runner import Runner, make_optimizer
+from autopipe.runtime.running.runner import make_optimizer
 from autopipe.runtime.workload import ModelFile
 
 RANKS, BATCH, TOKENS, VOCABULARY = 2, 8, 128, 50_257
@@ -97,8 +96,8 @@ def run_plans(plans: dict[str, Plan], rounds: int) -> tuple[Steps, list[float]]:
     """On each rank: one step of every plan in each round, the first not counted; and the seconds of rank 0 alone."""
     device = own_device("cpu")
     workload, alone = ModelFile(__file__).open(), ModelFile(__file__).open()
-    runners = {name: _runner(plan, workload, device) for name, plan in plans.items() if name != ALONE}
     batch = workload.batch(BATCH)
+    runners = {name: runner_of(plan, workload, batch, device) for name, plan in plans.items() if name != ALONE}
     optimizers = {name: make_optimizer("adamw", runner.parameters, 1e-6) for name, runner in runners.items()}
     single, optimizer = plans[ALONE], make_optimizer("adamw", [*alone.model.parameters()], 1e-6)
     steps: Steps = {name: [] for name in runners}
@@ -117,13 +116,6 @@ def run_plans(plans: dict[str, Plan], rounds: int) -> tuple[Steps, list[float]]:
             seconds += [time.perf_counter() - start] * (index > 0)
         dist.barrier()
     return steps, seconds
-
-
-def _runner(plan: Plan, workload: Any, device: torch.device) -> Runner:
-    captured = capture_for(plan, workload, workload.batch(BATCH))
-    given = {"micro_batch": plan.micro_batch, "loss_fn": workload.loss, "device": device, "recompute": plan.recompute}
-    replica = Replica.join(plan.depth, plan.replicas)
-    return Runner(captured, plan.schedule.parsed(), plan.cuts, replica=replica, **given)
 
 
 def _step_alone(workload: Any, batch: tuple[Any, Any], size: int, optimizer: torch.optim.Optimizer) -> None:

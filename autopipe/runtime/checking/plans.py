@@ -106,21 +106,13 @@ def check_rank(plan: Plan, source: Source, kind: str) -> RankResult:
     replica = Replica.join(plan.depth, plan.replicas)
     parity, notes = _parity(plan, source, device, replica)
     launch.beat.phase(watching.CAPTURING)
-    captured = capture_for(plan, workload, batch)
-    runner = _runner(plan, captured, workload, device, replica)
-    optimizer = make_optimizer(plan.update, runner.parameters, 1e-6, runner.replica.peers)
+    runner = runner_of(plan, workload, batch, device, replica)
+    notes = (*runner.captured.notes, *notes)
+    optimizer = make_optimizer(plan.update, runner.parameters, 1e-6, replica.peers)
     if runner.schedule.asynchronous:
-        return _check_updates(plan, runner, batch, optimizer, parity, (*captured.notes, *notes))
-    parts = runner.split(*batch)
-    steps = []
-    launch.beat.phase("running warm steps")
-    for index in range(WARM_STEPS + steps_to_measure(plan.predicted.step_s)):
-        runner.timed_step(parts, optimizer)
-        if index >= WARM_STEPS:
-            steps.append(runner.recorder.spans())
-    launch.beat.phase("counting memory")
-    peak = peak_bytes(runner, parts, optimizer)
-    return RankResult(parity, steps, peak, resident_bytes(), (*captured.notes, *notes))
+        return _check_updates(plan, runner, batch, optimizer, parity, notes)
+    steps, peak = _timed(runner, batch, optimizer, steps_to_measure(plan.predicted.step_s))
+    return RankResult(parity, steps, peak, resident_bytes(), notes)
 
 
 def _check_updates(
@@ -144,22 +136,31 @@ def _check_updates(
     return RankResult(parity, [spans], live.peak, resident_bytes(), notes, staleness)
 
 
-def capture_for(plan: Plan, workload: Workload, batch: tuple[Inputs, Any]) -> Captured:
-    """The model's graph for the plan's micro-batch. Raises ModelError when its layers are not the plan's."""
-    inputs, target = rows(batch, 0, max(plan.micro_batch, min(2, plan.global_batch)))
-    captured = capture(workload.model, inputs, loss=lambda made: workload.loss(made, target))
-    names = tuple(layer.name for layer in captured.layers)
-    planned = tuple(name for stage in plan.parts for name in stage.layers)
-    if names != planned:
-        wrong = next((pair for pair in zip(names, planned, strict=False) if pair[0] != pair[1]), None)
-        where = f"{wrong[0]} where the plan has {wrong[1]}" if wrong else f"{len(names)} layers, planned {len(planned)}"
-        raise ModelError(f"{workload.name} is not the model that was planned: {where}. Plan it again")
-    return captured
+def _timed(
+    runner: Runner, batch: tuple[Inputs, Any], optimizer: torch.optim.Optimizer, count: int
+) -> tuple[list[list[Span]], int]:
+    """The spans of so many warm steps, and the peak of one more under the memory counter."""
+    parts, steps = runner.split(*batch), []
+    launch.beat.phase("running warm steps")
+    for index in range(WARM_STEPS + count):
+        runner.timed_step(parts, optimizer)
+        if index >= WARM_STEPS:
+            steps.append(runner.recorder.spans())
+    launch.beat.phase("counting memory")
+    return steps, peak_bytes(runner, parts, optimizer)
 
 
-def _runner(plan: Plan, captured: Captured, workload: Workload, device: torch.device, replica: Replica) -> Runner:
+def runner_of(
+    plan: Plan, workload: Workload, batch: tuple[Inputs, Any], device: torch.device, replica: Replica | None = None
+) -> Runner:
+    """A rank's part of a plan: the model captured for the plan's micro-batch, its stages built.
+
+    ``replica`` is where this process stands, if it is known already: all processes must ask for it together. Raises
+    ModelError when the model's layers are not the plan's.
+    """
+    replica = replica or Replica.join(plan.depth, plan.replicas)
     return Runner(
-        captured,
+        _captured(plan, workload, batch),
         plan.schedule.parsed(),
         plan.cuts,
         micro_batch=plan.micro_batch,
@@ -171,6 +172,18 @@ def _runner(plan: Plan, captured: Captured, workload: Workload, device: torch.de
     )
 
 
+def _captured(plan: Plan, workload: Workload, batch: tuple[Inputs, Any]) -> Captured:
+    inputs, target = rows(batch, 0, max(plan.micro_batch, min(2, plan.global_batch)))
+    captured = capture(workload.model, inputs, loss=lambda made: workload.loss(made, target))
+    names = tuple(layer.name for layer in captured.layers)
+    planned = tuple(name for stage in plan.parts for name in stage.layers)
+    if names != planned:
+        wrong = next((pair for pair in zip(names, planned, strict=False) if pair[0] != pair[1]), None)
+        where = f"{wrong[0]} where the plan has {wrong[1]}" if wrong else f"{len(names)} layers, planned {len(planned)}"
+        raise ModelError(f"{workload.name} is not the model that was planned: {where}. Plan it again")
+    return captured
+
+
 def _parity(plan: Plan, source: Source, device: torch.device, replica: Replica) -> tuple[RankParity, tuple[str, ...]]:
     """Of a model built for this and one more as its reference: not every model can be copied."""
     workload, reference = source.open(), source.open().model
@@ -178,10 +191,9 @@ def _parity(plan: Plan, source: Source, device: torch.device, replica: Replica) 
     for model in (workload.model, reference):
         without_dropout(model).to(device)
     batch = workload.batch(plan.global_batch)
-    captured = capture_for(plan, workload, batch)
-    runner = _runner(plan, captured, workload, device, replica)
+    runner = runner_of(plan, workload, batch, device, replica)
     if runner.schedule.asynchronous:
-        return compare_updates(runner, captured, plan.cuts, reference, workload, batch), notes
+        return compare_updates(runner, plan.cuts, reference, workload, batch), notes
     parity = compare(runner, reference, workload, batch)
     return parity, (*notes, _DRAWN) if parity.drawn else notes
 
@@ -314,15 +326,6 @@ def trial_rank(plan: Plan, source: Source, kind: str, seconds: float) -> tuple[l
     workload.model.to(device)
     batch = workload.batch(plan.global_batch)
     launch.beat.phase(watching.CAPTURING)
-    replica = Replica.join(plan.depth, plan.replicas)
-    runner = _runner(plan, capture_for(plan, workload, batch), workload, device, replica)
+    runner = runner_of(plan, workload, batch, device)
     optimizer = make_optimizer(plan.update, runner.parameters, 1e-6, runner.replica.peers)
-    parts = runner.split(*batch)
-    launch.beat.phase("running warm steps")
-    steps = []
-    for index in range(WARM_STEPS + steps_to_measure(plan.predicted.step_s, seconds)):
-        runner.timed_step(parts, optimizer)
-        if index >= WARM_STEPS:
-            steps.append(runner.recorder.spans())
-    launch.beat.phase("counting memory")
-    return steps, peak_bytes(runner, parts, optimizer)
+    return _timed(runner, batch, optimizer, steps_to_measure(plan.predicted.step_s, seconds))

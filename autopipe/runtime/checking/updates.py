@@ -15,7 +15,6 @@ from autopipe.core.periodic import for_updates, steady
 from autopipe.core.schedule import Op, Schedule
 from autopipe.core.timeline import Span, Timeline
 from autopipe.core.versions import delays
-from autopipe.runtime.capture import Captured
 from autopipe.runtime.checking.parity import LEARNING_RATE, RankParity, difference, largest_magnitude
 from autopipe.runtime.own.executor import Met
 from autopipe.runtime.own.pipemare import PipeMare
@@ -51,7 +50,7 @@ class _Noting(torch.optim.SGD):
 
 
 def compare_updates(
-    runner: Runner, captured: Captured, cuts: Sequence[int], reference: nn.Module, workload: Workload, batch: Any
+    runner: Runner, cuts: Sequence[int], reference: nn.Module, workload: Workload, batch: Any
 ) -> RankParity:
     """Losses, and every gradient of every update, against the recurrence in one process."""
     table = table_for(runner.schedule)
@@ -61,7 +60,7 @@ def compare_updates(
     training = Training(runner.schedule, runner.own_executor(), mitigation)
     found = training.run(repeat(runner.whole(*batch)), table.updates, optimizer)
     launch.beat("the updates of one process")
-    where = stage_of(captured.owned, table, cuts)
+    where = stage_of(runner.captured.owned, table, cuts)
     losses, gradients = Recurrence(reference, table, where, delays(runner.schedule), LEARNING_RATE, MITIGATION).run(
         lambda update, within: _loss(reference, workload, batch, runner, within)
     )
