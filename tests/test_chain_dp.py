@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -19,7 +19,6 @@ from autopipe.solvers.chain_dp import (
     smallest_maximum,
     smallest_step,
     smallest_sum,
-    suffix_maxima,
     suffix_sums,
     suffix_ways,
     table,
@@ -184,6 +183,28 @@ def test_smallest_end_by_hand() -> None:
     assert found == Split((0, 3, 6), 42.0)
 
 
+@given(tables(), st.integers(0, 2**32 - 1))
+@settings(max_examples=200)
+def test_ways_behind_a_stage_are_brute_force(through: Floats, seed: int) -> None:
+    """The longest way ends alone in one of the stages behind, and goes through all between."""
+    alone = through + np.random.default_rng(seed).integers(0, 9, through.shape)
+    found = suffix_ways(alone, through)
+    stages, width, _ = through.shape
+
+    def longest(stage: int, positions: tuple[int, ...]) -> float:
+        ways, way = [], 0.0
+        for behind, (start, stop) in enumerate(pairwise(positions), stage + 1):
+            ways.append(way + alone[behind, start, stop])
+            way += through[behind, start, stop]
+        return float(max(ways))
+
+    assert [*found[-1]] == [*[np.inf] * (width - 1), 0.0]
+    for stage, begin in product(range(stages - 1), range(width)):
+        parts = splits(width - 1 - begin, stages - 1 - stage)
+        shifted = [tuple(begin + position for position in split) for split in parts] if begin < width - 1 else []
+        assert found[stage, begin] == min((longest(stage, split) for split in shifted), default=np.inf)
+
+
 @given(tables(), st.integers(1, 7))
 @settings(max_examples=200)
 def test_a_band_is_a_table_without_its_long_ranges(costs: Floats, reach: int) -> None:
@@ -203,8 +224,8 @@ def test_a_band_is_a_table_without_its_long_ranges(costs: Floats, reach: int) ->
 @given(tables())
 def test_ways_are_sums_where_all_goes_through_and_maxima_where_nothing_takes_time(costs: Floats) -> None:
     nothing = np.where(np.isfinite(costs), 0.0, np.inf)
-    sums, maxima = suffix_sums(costs), suffix_maxima(costs)
-    assert np.array_equal(suffix_ways(costs, costs), sums)
     ways = suffix_ways(costs, nothing)
-    assert np.array_equal(ways[:-1], maxima[1:])
-    assert np.array_equal(ways[-1], sums[-1])
+    for stage, begin in np.ndindex(len(costs) - 1, costs.shape[1]):
+        behind = smallest_maximum(costs[stage + 1 :, begin:, begin:])
+        assert ways[stage, begin] == (behind.value if behind else np.inf)
+    assert np.array_equal(ways[-1], suffix_sums(costs)[-1])

@@ -108,8 +108,8 @@ def _of(
 ) -> Family:
     """The family whose stages, the last one first, have so long ways through them, and add ``hop`` for each before.
 
-    The ways are by the position where a stage begins and its pieces, 1 and more. The least of a split, as in
-    chain_dp.suffix_maxima, but with the hops on what comes after instead of on each stage. ``rounded`` ticks may be too
+    The ways are by the position where a stage begins and its pieces, 1 and more. The least of a split is the smallest
+    maximum from its end on, with the hops on what comes after instead of on each stage. ``rounded`` ticks may be too
     many for each stage of a pipeline. What is ``known`` are the last stages.
     """
     after, least = np.full(ranges.pieces + 1, np.inf), list[float]()

@@ -70,24 +70,7 @@ def prefix_sums(costs: Floats) -> Floats:
 
 def suffix_sums(costs: Floats) -> Floats:
     """The smallest sum over the stages after stage s when they begin at position a, shape (stages, n + 1)."""
-    stages, width, reach = costs.shape
-    result = np.full((stages, width), np.inf)
-    result[-1, -1] = 0.0
-    for stage in reversed(range(1, stages)):
-        both = costs[stage] + (result[stage] if reach == width else result[stage][:, None])
-        result[stage - 1] = (both if reach == width else _by_begin(both)).min(axis=1)
-    return result
-
-
-def suffix_maxima(costs: Floats) -> Floats:
-    """The smallest maximum over stage s and those after it when they begin at position a, shape (stages, n + 1)."""
-    stages, width, reach = costs.shape
-    result, after = np.empty((stages, width)), np.full(width, np.inf)
-    after[-1] = -np.inf
-    for stage in reversed(range(stages)):
-        both = np.maximum(costs[stage], after if reach == width else after[:, None])
-        result[stage] = after = (both if reach == width else _by_begin(both)).min(axis=1)
-    return result
+    return suffix_ways(costs, costs)
 
 
 def suffix_ways(alone: Floats, through: Floats) -> Floats:
@@ -102,7 +85,7 @@ def suffix_ways(alone: Floats, through: Floats) -> Floats:
     for stage in reversed(range(1, stages)):
         after = through[stage] + (result[stage] if reach == width else result[stage][:, None])
         both = np.maximum(alone[stage], after)
-        result[stage - 1] = (both if reach == width else _by_begin(both)).min(axis=1)
+        result[stage - 1] = (both if reach == width else bands.by_begin(both)).min(axis=1)
     return result
 
 
@@ -220,15 +203,6 @@ def _pass(costs: Floats, join: np.ufunc) -> tuple[Floats, Indices]:
             begins[stage] = every - reach + column
             values[stage] = before = joined[every, column]
     return values, begins
-
-
-def _by_begin(band: Floats) -> Floats:
-    """A band of one stage with the ranges that begin at position a in row a; infinite where they end too late."""
-    width, reach = band.shape
-    padded = np.full((width + reach, reach), np.inf)
-    padded[:width] = band
-    down, along = padded.strides
-    return np.ndarray((width, reach), padded.dtype, padded, reach * down, (down, along - down))
 
 
 def _split(values: Floats, begins: Indices) -> Split | None:
