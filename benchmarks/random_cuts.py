@@ -28,7 +28,7 @@ import autopipe.schedules  # noqa: F401  (registers them)
 from autopipe.core.errors import UsageError
 from autopipe.core.schedule import Schedule, kinds
 from autopipe.runtime.checking.draws import same_draws
-from autopipe.runtime.checking.parity import TOLERANCE, RankParity, compare, dense, difference, largest, relative
+from autopipe.runtime.checking.parity import TOLERANCE, RankParity, compare, note_buffers, note_gradients, relative
 from autopipe.runtime.ranks import launch
 from autopipe.runtime.running.in_turn import check_in_turn
 from autopipe.runtime.running.runner import Runner
@@ -147,29 +147,17 @@ def in_one_process(pair: Twin, chosen: Schedule, cuts: list[int], again: list[in
     case, model, reference = ZOO[pair.workload.name], pair.workload.model, pair.reference.model
     check_in_turn(pair.captured, chosen, cuts)
     stages = build_stages(pair.captured, cuts, recompute=again, deferred=chosen.splits_backward)
-    result, differences = RankParity(), []
+    result = RankParity()
     for step in range(2):
         torch.manual_seed(step)
         batches = [case.example_batch(pair.size) for _ in range(chosen.micro_batches)]
         with same_draws(pair.captured):
             result.reference_losses.append(sum(eager(case, reference, batches)))
             result.losses.append(sum(tabled(case, pair.captured, stages, chosen, batches)))
-        differences += differing(model, reference)
+        note_gradients(result, [model], reference)
+        note_buffers(result, [model], reference)
         take_steps(model, reference)
-    result.max_gradient_difference = largest(value for value, _ in differences)
-    result.worst = max(differences)[1]
     return result
-
-
-def differing(model: torch.nn.Module, reference: torch.nn.Module) -> list[tuple[float, str]]:
-    """The difference of every gradient and buffer, and its name."""
-    expected = {name: p.grad for name, p in reference.named_parameters()}
-    most = largest(float(dense(g).abs().max()) for g in expected.values() if g is not None)
-    buffers = dict(reference.named_buffers())
-    return [
-        *((difference(p.grad, expected[name], most), name) for name, p in model.named_parameters()),
-        *((difference(buffer, buffers[name], 0.0), name) for name, buffer in model.named_buffers()),
-    ]
 
 
 def main() -> None:

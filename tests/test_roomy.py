@@ -56,16 +56,19 @@ def test_no_order_beats_the_bound_of_a_split(seed: int) -> None:
         assert found.makespan_s >= end * made.ranges.tick_s * (1 - 1e-9)
 
 
-@given(seeds)
-@settings(max_examples=40, deadline=None)
-def test_moving_cuts_comes_near_the_roomiest_of_all_splits(seed: int) -> None:
-    made, _ = drawn(seed)
-    every = np.array([*splits(made.ranges.pieces, made.parts)], np.intp)
-    ends = ends_of_any_order(made, every)
-    found = roomy(made, [tuple(every[0].tolist())])
-    first = ends_of_any_order(made, np.array(found[:1], np.intp))
-    assert ends.min() <= first[0] <= ends[0]
-    assert found == [*dict.fromkeys(found)]
+def test_moving_cuts_mostly_finds_the_roomiest_of_all_splits() -> None:
+    """It is not promised to; but it never ends with a worse one than it began with, and names each split once."""
+    reached = 0
+    for seed in range(50):
+        made, _ = drawn(seed)
+        every = np.array([*splits(made.ranges.pieces, made.parts)], np.intp)
+        ends = ends_of_any_order(made, every)
+        found = roomy(made, [tuple(every[0].tolist())])
+        first = ends_of_any_order(made, np.array(found[:1], np.intp))
+        assert ends.min() <= first[0] <= ends[0]
+        assert found == [*dict.fromkeys(found)]
+        reached += first[0] == ends.min()
+    assert reached >= 49  # all; with single moves alone, or from one split at a time, 45 and 46
 
 
 def test_equal_blocks_before_a_heavy_head_by_hand() -> None:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.capture.restoring import same_attributes
 from autopipe.runtime.checking.draws import same_draws
-from autopipe.runtime.checking.parity import dense, difference, restore_state, saved_state
+from autopipe.runtime.checking.parity import difference, largest_magnitude, restore_state, saved_state
 from autopipe.runtime.stages.modules import StageModule, build_stages
 from tests.models import Case
 
@@ -175,9 +175,9 @@ def take_steps(*models: nn.Module) -> None:
 
 def _assert_same_gradients(model: nn.Module, reference: nn.Module, tolerance: float) -> None:
     named = dict(reference.named_parameters())
-    largest = max(float(dense(p.grad).abs().max()) for p in named.values() if p.grad is not None)
+    most = largest_magnitude(p.grad for p in named.values())
     for name, parameter in model.named_parameters():
         expected = named[name].grad
         assert (parameter.grad is None) == (expected is None), name
         if expected is not None:
-            assert difference(parameter.grad, expected, largest) <= tolerance, name
+            assert difference(parameter.grad, expected, most) <= tolerance, name

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from autopipe.core.errors import ModelError, RankFailed
 from autopipe.runtime.ranks import launch, watching
+from autopipe.runtime.ranks.failures import LATER_S, is_echo
 
 
 def _sum_of_ranks(offset: int) -> float:
@@ -76,6 +77,30 @@ def test_the_first_failing_rank_ends_all(how: str, kind: type[Exception], text: 
         launch.launch(_misbehave, (how, str(tmp_path)), ranks=2, timeout_s=2)
     assert len(list(tmp_path.iterdir())) == 2
     assert _alive(tmp_path) == []
+
+
+def _echoes(folder: str) -> None:
+    lost = Path(folder, "lost")
+    if dist.get_rank() == 0:
+        lost.touch()
+        raise RuntimeError("a stage stopped") from ConnectionError("Connection closed by peer [127.0.0.1]:1234")
+    while not lost.exists():
+        time.sleep(0.01)
+    time.sleep(LATER_S / 4)
+    raise ValueError("boom")
+
+
+def test_a_rank_that_only_echoes_is_not_the_one_that_is_told(tmp_path: Path) -> None:
+    """It is the first to notice and to write it down; the cause comes later, while it waits for that."""
+    with pytest.raises(RankFailed, match="rank 1 failed: ValueError: boom"):
+        launch.launch(_echoes, (str(tmp_path),), ranks=2, timeout_s=60)
+
+
+def test_an_echo_is_what_a_lost_peer_makes_others_say() -> None:
+    echo = RuntimeError("a stage stopped")
+    echo.__cause__ = ConnectionError("Connection reset by peer")
+    assert is_echo(echo)
+    assert not is_echo(RuntimeError("a stage stopped"))
 
 
 def _builds_slowly() -> str:

@@ -14,6 +14,7 @@ from autopipe.core.periodic import for_updates
 from autopipe.core.schedule import kind
 from autopipe.core.versions import uses
 from autopipe.runtime.capture import capture
+from autopipe.runtime.checking.parity import largest
 from autopipe.runtime.own.pipemare import PipeMare
 from autopipe.runtime.own.training import Training
 from autopipe.runtime.running.runner import Runner
@@ -143,7 +144,7 @@ def worst(found: list[dict[str, Any]], whole: nn.Module) -> float:
     """The largest difference of a weight, relative to the largest of its tensor."""
     right = {name: p.detach() for name, p in whole.named_parameters()}
     assert {name for rank in found for name in rank["weights"]} == set(right)
-    return max(
+    return largest(
         float((value - right[name]).abs().max() / right[name].abs().max())
         for rank in found
         for name, value in rank["weights"].items()

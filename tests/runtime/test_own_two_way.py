@@ -8,12 +8,13 @@ import torch
 import autopipe.schedules  # noqa: F401
 from autopipe.core.schedule import Schedule, kind
 from autopipe.core.table_csv import from_csv, to_csv
+from autopipe.runtime.checking.parity import RankParity, largest
 from autopipe.runtime.running.batches import Part, Weighed
 from autopipe.runtime.running.runner import Runner
 from tests.models import ZOO
-from tests.runtime.chained import captured_case, eager, in_float64, legal_cuts, reference_of
+from tests.runtime.chained import captured_case, eager, in_float64, legal_cuts, reference_of, take_steps
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_stages_on_ranks import compared
+from tests.runtime.test_stages_on_ranks import note_differences
 
 ROWS = 2
 
@@ -27,7 +28,7 @@ def worst_difference(
     reference = reference_of(case, captured.model)
     cpu = torch.device("cpu")
     runner = Runner(captured, schedule, cuts, micro_batch=ROWS, loss_fn=case.loss_fn, device=cpu, recompute=recompute)
-    worst, off = (0.0, ""), 0.0
+    worst, off = RankParity(), 0.0
     for step in range(2):
         torch.manual_seed(step)
         batches = [case.example_batch(ROWS) for _ in range(schedule.micro_batches)]
@@ -36,14 +37,10 @@ def worst_difference(
         expected = eager(case, reference, batches)
         total = torch.tensor(sum(map(float, losses)), dtype=torch.float64)
         torch.distributed.all_reduce(total)
-        off = max(off, abs(float(total) - sum(expected)))
-        worst = max(worst, compared(captured.model, reference, runner))
-        for parameters in (list(reference.parameters()), runner.parameters):
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    parameter.data -= 0.1 * parameter.grad
-                    parameter.grad = None
-    return (*worst, off)
+        off = largest((off, abs(float(total) - sum(expected))))
+        note_differences(worst, captured.model, reference, runner)
+        take_steps(reference, *runner.modules)
+    return worst.max_gradient_difference, worst.worst, off
 
 
 LARGEST = {"float64": 1e-12, "float32": 1e-6}

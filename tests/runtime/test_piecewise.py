@@ -16,7 +16,7 @@ from autopipe.core.errors import UsageError
 from autopipe.core.optimizer import Optimizer
 from autopipe.core.plan import Plan
 from autopipe.core.profile import Layer
-from autopipe.runtime.checking.parity import largest
+from autopipe.runtime.checking.parity import largest, largest_magnitude
 from autopipe.runtime.checking.plans import check_rank, combine
 from autopipe.runtime.running import piecewise
 from autopipe.runtime.running.piecewise import MASTER, Piecewise, kept_tensors
@@ -234,7 +234,7 @@ def trained(plan: Plan, steps: int) -> tuple[float, float, dict[str, Any]]:
             each.zero_grad()
         alone.model.load_state_dict({name: copy.detach() for name, copy in copies.items()}, strict=False)
     moved = {name: copy.detach() - start[name] for name, copy in copies.items()}
-    most = largest(float(change.abs().max()) for change in moved.values())
+    most = largest_magnitude(moved.values())
     state = pipeline.optimizer_state_dict(optimizer)["state"]
     ours = {
         name: state[name].get(MASTER, parameter.detach()) - start[name]

@@ -10,11 +10,11 @@ import torch
 
 from autopipe.core.schedule import Action, Op, Order, Schedule
 from autopipe.runtime.checking.draws import same_draws
-from autopipe.runtime.checking.parity import dense
+from autopipe.runtime.checking.parity import RankParity, dense, largest_magnitude
 from autopipe.runtime.running.batches import Part, Weighed
 from autopipe.runtime.running.runner import Runner
 from tests.models import ZOO
-from tests.runtime.chained import captured_case, eager, legal_cuts, reference_of
+from tests.runtime.chained import captured_case, eager, legal_cuts, reference_of, take_steps
 from tests.runtime.ranks import Ranks
 
 MICRO_BATCHES, ROWS = 4, 2
@@ -77,7 +77,7 @@ def worst_difference(
         device=torch.device("cpu"),
         recompute=recompute,
     )
-    worst = (0.0, "")
+    worst = RankParity()
     for step in range(2):
         torch.manual_seed(step)
         batches = [case.example_batch(rows) for _ in range(MICRO_BATCHES)]
@@ -86,22 +86,17 @@ def worst_difference(
             losses = runner.backward([Part(rows, [captured.bind(inputs) for inputs, _ in batches], weighed)])
             expected = eager(case, reference, batches)
         if losses:
-            worst = max(worst, (abs(sum(map(float, losses)) - sum(expected)), "loss"))
-        worst = max(worst, compared(captured.model, reference, runner))
-        for parameters in (list(reference.parameters()), runner.parameters):
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    parameter.data -= 0.1 * parameter.grad
-                    parameter.grad = None
-    return worst
+            worst.note("loss", abs(sum(map(float, losses)) - sum(expected)))
+        note_differences(worst, captured.model, reference, runner)
+        take_steps(reference, *runner.modules)
+    return worst.max_gradient_difference, worst.worst
 
 
-def compared(model: Any, reference: Any, runner: Runner) -> tuple[float, str]:
+def note_differences(worst: RankParity, model: Any, reference: Any, runner: Runner) -> None:
     held = {name for module in runner.modules for name, _ in module.named_parameters()}
     buffers = {name for module in runner.modules for name, _ in module.named_buffers()}
     named = {name: None if p.grad is None else dense(p.grad) for name, p in reference.named_parameters()}
-    scale = SMALL * max(float(g.abs().max()) for g in named.values() if g is not None)
-    worst = (0.0, "")
+    scale = SMALL * largest_magnitude(named.values())
     for name, parameter in model.named_parameters():
         expected, found = named[name], parameter.grad
         if name not in held or (expected is None and found is None):
@@ -109,13 +104,11 @@ def compared(model: Any, reference: Any, runner: Runner) -> tuple[float, str]:
         assert found is not None, f"{name} got no gradient"
         found = dense(found)
         right = torch.zeros_like(found) if expected is None else expected
-        off = float((found - right).abs().max()) / max(float(right.abs().max()), scale)
-        worst = max(worst, (off, name))
+        worst.note(name, float((found - right).abs().max()) / max(float(right.abs().max()), scale))
     others = dict(reference.named_buffers())
     for name, buffer in model.named_buffers():
         if name in buffers and buffer.numel():
-            worst = max(worst, (float((buffer.double() - others[name].double()).abs().max()), name))
-    return worst
+            worst.note(name, float((buffer.double() - others[name].double()).abs().max()))
 
 
 def check(ranks: Ranks, name: str, stages: int, placement: tuple[int, ...], split: bool, seed: int = 0) -> None:

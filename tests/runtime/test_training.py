@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 from autopipe.core.errors import ModelError, UsageError
 from autopipe.core.plan import Plan
-from autopipe.runtime.checking.parity import difference, largest
+from autopipe.runtime.checking.parity import difference, largest, largest_magnitude
 from autopipe.runtime.running import forms
 from autopipe.runtime.running.pipeline import MOST_FORMS, Pipeline
 from autopipe.runtime.running.shares import pieces, shares
@@ -56,7 +56,7 @@ def batch_of(workload: Workload, size: int, seed: int) -> tuple[Inputs, Any]:
 def worst(pipeline: Pipeline, reference: nn.Module) -> float:
     """The largest relative difference of this rank's gradients, and those that only one has."""
     expected = {name: p.grad for name, p in reference.named_parameters()}
-    most = largest(float(g.abs().max()) for g in expected.values() if g is not None)
+    most = largest_magnitude(expected.values())
     return largest(difference(p.grad, expected[name], most) for name, p in pipeline.named_parameters())
 
 

@@ -91,10 +91,10 @@ def compare(runner: Runner, reference: nn.Module, workload: Workload, batch: tup
         result.drawn |= draws.drawn
         result.losses += [float(torch.stack(losses).detach().double().sum())] if losses else []
         result.reference_losses.append(expected)
-        _compare_gradients(runner, reference, result)
+        note_gradients(result, runner.modules, reference)
         for model in (reference, *runner.modules):
             _sgd(model)
-        _compare_buffers(runner, reference, result)
+        note_buffers(result, runner.modules, reference)
     return result
 
 
@@ -151,17 +151,19 @@ def restore_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
             tensor.copy_(state[name])
 
 
-def _compare_gradients(runner: Runner, reference: nn.Module, result: RankParity) -> None:
+def note_gradients(result: RankParity, modules: Iterable[nn.Module], reference: nn.Module) -> None:
+    """The difference of every gradient of these parts of a model from the whole model's."""
     expected = {name: p.grad for name, p in reference.named_parameters(remove_duplicate=False)}
     most = largest_magnitude(expected.values())
-    for module in runner.modules:
+    for module in modules:
         for name, parameter in module.named_parameters():
             result.note(name, difference(parameter.grad, expected[name], most))
 
 
-def _compare_buffers(runner: Runner, reference: nn.Module, result: RankParity) -> None:
+def note_buffers(result: RankParity, modules: Iterable[nn.Module], reference: nn.Module) -> None:
+    """The difference of every buffer that the whole model has too."""
     expected = dict(reference.named_buffers(remove_duplicate=False))
-    for module in runner.modules:
+    for module in modules:
         for name, buffer in module.named_buffers():
             if name in expected:
                 result.note(name, difference(buffer, expected[name], 0.0))
