@@ -19,8 +19,13 @@ def seconds(text: str) -> float:
         raise typer.BadParameter(str(error)) from None
 
 
+GlobalBatch = Annotated[int, typer.Option(min=1, help="Samples of one optimizer step, over all devices.")]
 Devices = Annotated[int | None, typer.Option(min=1, help="How many devices; with --cluster its first N.")]
+Cluster = Annotated[str | None, typer.Option(metavar="FILE", help="Devices and links; else local ones.")]
+Memory = Annotated[str | None, typer.Option(metavar="8GiB", help="Memory of each device.")]
 MicroBatch = Annotated[str | None, typer.Option(metavar="1,2,4", help="Micro-batch sizes to try.")]
+Schedules = Annotated[str | None, typer.Option(metavar="1F1B,ZB-V", help="Schedules to try, or all.")]
+Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw (default).")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of one device, where a device is a process on a CPU.")]
 Budget = Annotated[
     float | None, typer.Option(parser=seconds, metavar="30s", help="Stop measuring layers after this time.")

@@ -14,8 +14,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from autopipe import __version__
-from autopipe.arguments import Budget, Debug, Devices, Json, MicroBatch, Threads, names, numbers, pinned
+from autopipe import __version__, arguments
 from autopipe.core.errors import AutopipeError
 from autopipe.core.joined import is_first
 from autopipe.stderr import line_of, progress, say
@@ -35,9 +34,9 @@ def profile(
         str, typer.Argument(metavar="MODEL", help="model.py, model.py:BUILDER, or a file of another profiler.")
     ],
     devices: Annotated[int, typer.Option(min=1, help="How many processes are busy while a layer is timed.")] = 1,
-    micro_batch: MicroBatch = None,
-    threads: Threads = 1,
-    budget: Budget = None,
+    micro_batch: arguments.MicroBatch = None,
+    threads: arguments.Threads = 1,
+    budget: arguments.Budget = None,
     optimizer: Annotated[str, typer.Option(help="Optimizer to time: sgd, momentum, adam, adamw.")] = "adamw",
     device: Annotated[
         str | None, typer.Option(metavar="h100", help="Compute the costs for this device, which need not be here.")
@@ -47,8 +46,8 @@ def profile(
     ] = None,
     dtype: Annotated[str | None, typer.Option(metavar="float32", help="Number format of imported figures.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The profile's file.")] = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: arguments.Json = False,
+    debug: arguments.Debug = False,
 ) -> None:
     """Measure what each layer of a model costs; compute it for another device; or import what others measured."""
     from autopipe.core import files
@@ -60,7 +59,7 @@ def profile(
         device=device,
         dtype=dtype,
         devices=devices,
-        micro_batches=numbers(micro_batch, "--micro-batch"),
+        micro_batches=arguments.numbers(micro_batch, "--micro-batch"),
         threads=threads,
         optimizer=optimizer,
         budget_s=budget,
@@ -78,11 +77,11 @@ def profile(
 @app.command()
 def plan(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="model.py, model.py:BUILDER, or a *.profile.json.")],
-    global_batch: Annotated[int, typer.Option(min=1, help="Samples of one optimizer step, over all devices.")],
-    devices: Devices = None,
-    cluster: Annotated[str | None, typer.Option(metavar="FILE", help="Devices and links; else local ones.")] = None,
-    memory: Annotated[str | None, typer.Option(metavar="8GiB", help="Memory of each device.")] = None,
-    micro_batch: MicroBatch = None,
+    global_batch: arguments.GlobalBatch,
+    devices: arguments.Devices = None,
+    cluster: arguments.Cluster = None,
+    memory: arguments.Memory = None,
+    micro_batch: arguments.MicroBatch = None,
     depth: Annotated[str | None, typer.Option(metavar="2,4", help="Ranks of the pipeline.")] = None,
     replicas: Annotated[
         str | None, typer.Option(metavar="1,2", help="Copies of the pipeline that share the batch; all by default.")
@@ -90,8 +89,8 @@ def plan(
     unequal_replicas: Annotated[
         bool, typer.Option("--unequal-replicas", help="Also plan stages with replicas of their own; not run.")
     ] = False,
-    schedule: Annotated[str | None, typer.Option(metavar="1F1B,ZB-V", help="Schedules to try, or all.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw (default).")] = None,
+    schedule: arguments.Schedules = None,
+    optimizer: arguments.Optimizer = None,
     master_weights: Annotated[
         bool, typer.Option("--master-weights", help="Update float32 copies of weights of 16 bits.")
     ] = False,
@@ -102,15 +101,15 @@ def plan(
     allow_stale: Annotated[
         bool, typer.Option("--allow-stale", help="Also try schedules that train on weights some updates old.")
     ] = False,
-    threads: Threads = 1,
+    threads: arguments.Threads = 1,
     pin: Annotated[list[str] | None, typer.Option(metavar="LAYER=STAGE", help="Keep a layer on a stage.")] = None,
-    budget: Budget = None,
+    budget: arguments.Budget = None,
     like: Annotated[
         str | None, typer.Option("--from", metavar="SPLIT", help="Your split: megatron:…, counts:…, torchtitan:FILE.")
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The plan's file.")] = Path("plan.json"),
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: arguments.Json = False,
+    debug: arguments.Debug = False,
 ) -> None:
     """Choose cuts, depth, micro-batch and schedule for a model on these devices."""
     from autopipe.core import files, units
@@ -121,10 +120,10 @@ def plan(
         global_batch=global_batch,
         devices=devices,
         cluster=cluster,
-        micro_batches=numbers(micro_batch, "--micro-batch"),
-        depths=numbers(depth, "--depth"),
-        replicas=numbers(replicas, "--replicas"),
-        schedules=names(schedule),
+        micro_batches=arguments.numbers(micro_batch, "--micro-batch"),
+        depths=arguments.numbers(depth, "--depth"),
+        replicas=arguments.numbers(replicas, "--replicas"),
+        schedules=arguments.names(schedule),
         memory_bytes=units.parse_bytes(memory) if memory else None,
         optimizer=optimizer,
         master_weights=master_weights,
@@ -133,7 +132,7 @@ def plan(
         recompute=recompute,
         allow_stale=allow_stale,
         threads=threads,
-        pins=dict(map(pinned, pin)) if pin else None,
+        pins=dict(map(arguments.pinned, pin)) if pin else None,
         budget_s=budget,
         like=like,
         output=output,
@@ -164,8 +163,8 @@ def check(
     emulate: Annotated[
         bool, typer.Option("--emulate", help="All ranks on this machine, waiting instead of computing.")
     ] = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: arguments.Json = False,
+    debug: arguments.Debug = False,
 ) -> None:
     """Run a plan on local processes and compare: times, memory, losses and gradients."""
     from autopipe.core import files
@@ -192,19 +191,19 @@ def check(
 @app.command()
 def tune(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="model.py, or model.py:BUILDER.")],
-    global_batch: Annotated[int, typer.Option(min=1, help="Samples of one optimizer step, over all devices.")],
-    devices: Devices = None,
+    global_batch: arguments.GlobalBatch,
+    devices: arguments.Devices = None,
     budget: Annotated[str, typer.Option(metavar="120s", help="About how long it may take.")] = "120s",
-    cluster: Annotated[str | None, typer.Option(metavar="FILE", help="Devices and links; else local ones.")] = None,
-    memory: Annotated[str | None, typer.Option(metavar="8GiB", help="Memory of each device.")] = None,
-    micro_batch: MicroBatch = None,
-    schedule: Annotated[str | None, typer.Option(metavar="1F1B,ZB-V", help="Schedules to try, or all.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw (default).")] = None,
-    threads: Threads = 1,
+    cluster: arguments.Cluster = None,
+    memory: arguments.Memory = None,
+    micro_batch: arguments.MicroBatch = None,
+    schedule: arguments.Schedules = None,
+    optimizer: arguments.Optimizer = None,
+    threads: arguments.Threads = 1,
     folder: Annotated[Path | None, typer.Option(metavar="DIR", help="Keeps the trials; plan.tune by default.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The best plan's file.")] = Path("plan.json"),
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: arguments.Json = False,
+    debug: arguments.Debug = False,
 ) -> None:
     """Plan, really run the best few plans and their neighbours, and keep the fastest."""
     from autopipe import tuning
@@ -216,8 +215,8 @@ def tune(
         devices=devices,
         budget_s=units.parse_duration(budget),
         cluster=cluster,
-        micro_batches=numbers(micro_batch, "--micro-batch"),
-        schedules=names(schedule),
+        micro_batches=arguments.numbers(micro_batch, "--micro-batch"),
+        schedules=arguments.names(schedule),
         memory_bytes=units.parse_bytes(memory) if memory else None,
         optimizer=optimizer,
         threads=threads,
@@ -242,8 +241,8 @@ def show(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with pictures to this file.")] = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the timelines for Perfetto.")] = None,
     why: Annotated[bool, typer.Option("--why", help="Say what other devices, links or batches would change.")] = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: arguments.Json = False,
+    debug: arguments.Debug = False,
 ) -> None:
     """Print a plan, its schedule, and what running it showed; or write it as a page or a trace."""
     from autopipe.core import files
@@ -287,8 +286,8 @@ def schedule(
         float | None, typer.Option("--memory-cap", min=0, metavar="8", help="Micro-batches' activations of a rank.")
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the picture.")] = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: arguments.Json = False,
+    debug: arguments.Debug = False,
 ) -> None:
     """Explore one schedule: makespan, idle, activations in flight, bound, and the picture."""
     from autopipe.exploring import explore, stage_seconds
@@ -316,8 +315,8 @@ def export(
     to: Annotated[str, typer.Option(metavar="TRAINER", help="torch, torchtitan, megatron, automodel, deepspeed, …")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where the files go.")] = Path(),
     allow_lossy: Annotated[bool, typer.Option("--allow-lossy", help="Export what the trainer can express.")] = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: arguments.Json = False,
+    debug: arguments.Debug = False,
 ) -> None:
     """Write a plan as another trainer takes it."""
     from autopipe.core import files
@@ -337,10 +336,10 @@ def cluster(
     devices: Annotated[
         int | None, typer.Option(min=1, help="How many local devices (2); under torchrun all of its ranks.")
     ] = None,
-    threads: Threads = 1,
+    threads: arguments.Threads = 1,
     output: Annotated[Path, typer.Option("-o", "--output", help="The cluster's file.")] = Path("cluster.json"),
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: arguments.Json = False,
+    debug: arguments.Debug = False,
 ) -> None:
     """Measure devices and the links between them, here or under torchrun on several hosts."""
     from autopipe.core import files
