@@ -23,7 +23,7 @@ from autopipe.runtime.capture import Captured, capture
 from autopipe.runtime.checking.parity import TOLERANCE, RankParity, compare, has_dropout, relative, without_dropout
 from autopipe.runtime.checking.updates import compare_updates, measured_delays, periods, timed_run
 from autopipe.runtime.ranks import launch, watching
-from autopipe.runtime.ranks.devices import cores, own_device
+from autopipe.runtime.ranks.devices import cores, device_for, own_device
 from autopipe.runtime.ranks.memory import LiveBytes, resident_bytes
 from autopipe.runtime.running.batches import Part
 from autopipe.runtime.running.piecewise import kept_tensors
@@ -67,7 +67,7 @@ def check(
     plan = require_equal(plan if isinstance(plan, Plan) else files.load(plan))
     source = _source(plan, folder, model)
     limit = max(30.0, 10 * plan.predicted.step_s) if timeout_s is None else timeout_s
-    kind = "cuda" if torch.cuda.is_available() and not plan.device.startswith("cpu") else "cpu"
+    kind = device_for(plan.device)
     ranks = launch.launch(
         check_rank,
         (plan, source, kind),
@@ -302,7 +302,7 @@ def try_plan(
 
     Raises the error of the first rank that fails, RankFailed where one dies or hangs.
     """
-    kind = "cuda" if torch.cuda.is_available() and not plan.device.startswith("cpu") else "cpu"
+    kind = device_for(plan.device)
     parts = launch.launch(
         trial_rank,
         (plan, ModelFile.parse(model), kind, seconds),

@@ -24,6 +24,11 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def device_for(planned: str) -> str:
+    """What a plan for this device runs on here: the CPU where that was planned for, else what is there."""
+    return "cpu" if planned.startswith("cpu") else default_device()
+
+
 def own_device(kind: str) -> torch.device:
     """This rank's device."""
     return torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device("cpu")

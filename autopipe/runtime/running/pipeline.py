@@ -30,7 +30,7 @@ from autopipe.runtime.capture.weightless import is_weightless
 from autopipe.runtime.own.checkpoint import merged
 from autopipe.runtime.own.pipemare import PipeMare
 from autopipe.runtime.own.training import Scheduler, Training
-from autopipe.runtime.ranks.devices import own_device
+from autopipe.runtime.ranks.devices import device_for, own_device
 from autopipe.runtime.ranks.host import keep_freed_memory
 from autopipe.runtime.running import optimizer_state
 from autopipe.runtime.running.batches import check_size
@@ -387,7 +387,7 @@ def _join(plan: Plan) -> bool:
         if "RANK" not in os.environ:
             ranks = plan.depth * plan.replicas
             raise UsageError(f"no process group: start the script with torchrun --nproc-per-node {ranks}")
-        on_gpu = torch.cuda.is_available() and not plan.device.startswith("cpu")
+        on_gpu = device_for(plan.device) == "cuda"
         if on_gpu:
             torch.cuda.set_device(own_device("cuda"))
         dist.init_process_group("nccl" if on_gpu else "gloo")
