@@ -24,21 +24,13 @@ def test_sizes(text, size):
     assert units.parse_bytes(text) == size
 
 
-@pytest.mark.parametrize(
-    ("text", "rate"),
-    [("12GB/s", 12e9), ("400Gbit/s", 50e9), ("1GiB/s", 2**30), ("8bit/s", 1)],
-)
-def test_bandwidths(text, rate):
-    assert units.parse_bandwidth(text) == pytest.approx(rate)
-
-
 @pytest.mark.parametrize("text", ["", "8", "GiB", "8 gib", "-1GiB", "nanGiB", "8GiB of memory", "8GB/s", "1,5GiB"])
 def test_a_size_without_a_known_unit_is_refused(text):
     with pytest.raises(UsageError, match="8GiB"):
         units.parse_bytes(text)
 
 
-@pytest.mark.parametrize("parse", [units.parse_duration, units.parse_bandwidth])
+@pytest.mark.parametrize("parse", [units.parse_duration, units.parse_bytes])
 def test_every_refusal_shows_the_text_and_the_units(parse):
     with pytest.raises(UsageError, match=r"'7 parsecs' .*units: "):
         parse("7 parsecs")
@@ -80,9 +72,11 @@ def test_a_printed_size_reads_back_to_three_digits(size):
     assert units.parse_bytes(units.format_bytes(size)) == pytest.approx(size, rel=5.1e-3)
 
 
-@given(st.floats(min_value=1, max_value=1e15))
+@given(st.floats(min_value=1e3, max_value=1e15))
 def test_a_printed_bandwidth_reads_back_to_three_digits(rate):
-    assert units.parse_bandwidth(units.format_bandwidth(rate)) == pytest.approx(rate, rel=5.1e-3)
+    size, slash, second = units.format_bandwidth(rate).partition("/")
+    assert (slash, second) == ("/", "s")
+    assert units.parse_bytes(size) == pytest.approx(rate, rel=5.1e-3)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import re
 
 from autopipe.core.errors import UsageError
 
-_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-zµμ/]*)\s*\Z")
+_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-zµμ]*)\s*\Z")
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
 _BYTES = {
     "B": 1,
@@ -21,7 +21,6 @@ _BYTES = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-_BITS = {"bit": 1 / 8, "kbit": 1e3 / 8, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8, "Tbit": 1e12 / 8}
 
 
 def _split(text: str, units: dict[str, float], what: str, example: str) -> float:
@@ -40,12 +39,6 @@ def parse_duration(text: str) -> float:
 def parse_bytes(text: str) -> int:
     """Bytes from text such as ``8GiB`` or ``500 MB``. Raises UsageError without a known unit."""
     return round(_split(text, {k: float(v) for k, v in _BYTES.items()}, "size", "8GiB"))
-
-
-def parse_bandwidth(text: str) -> float:
-    """Bytes per second from text such as ``12GB/s`` or ``400Gbit/s``. Raises UsageError without a known unit."""
-    rates = {f"{k}/s": float(v) for k, v in _BYTES.items()} | {f"{k}/s": v for k, v in _BITS.items()}
-    return _split(text, rates, "bandwidth", "12GB/s")
 
 
 def _scaled(value: float, steps: list[tuple[float, str]]) -> str:

@@ -148,10 +148,6 @@ class _Summed(NamedTuple):
         return self.split.positions[::-1]
 
 
-def _tie_key(split: Split) -> tuple[float, tuple[int, ...]]:
-    return split.value, split.positions[::-1]
-
-
 def _of_stages(costs: Floats, positions: tuple[int, ...]) -> list[float]:
     return [cost_of(costs, stage, a, b) for stage, (a, b) in enumerate(pairwise(positions))]
 
