@@ -165,8 +165,19 @@ def blocks_of(plan: Plan) -> str:
     return " / ".join(str(len(stage.layers)) for stage in sorted(plan.stages, key=lambda stage: stage.rank))
 
 
-def measured(model: str, times: int) -> list[Row]:
-    """A round: the plan and its neighbours on this cluster and this profile, the plan first."""
+def measured(times: int) -> list[Row]:
+    """A round: the plan and its neighbours on this cluster and this profile, the plan first.
+
+    In a folder of its own: a profile is kept beside its model, and the next round would read it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder, "blocks.py")
+        model.write_text(MODEL)
+        return rows_of(str(model), times)
+
+
+def rows_of(model: str, times: int) -> list[Row]:
+    """The plan of a model file and its neighbours, measured now."""
     cluster = measure_cluster(2)
     profile = autopipe.profile(model, devices=2, micro_batches=(MICRO_BATCH,), optimizer="sgd")
     speeds = ", ".join(f"{device.speed:g}" for device in cluster.ranks())
@@ -183,10 +194,8 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(launch, "launch", launched(asked.times)):
-        model = str(Path(folder, "blocks.py"))
-        Path(model).write_text(MODEL)
-        rounds = [measured(model, asked.times) for _ in range(asked.rounds)]
+    with mock.patch.object(launch, "launch", launched(asked.times)):
+        rounds = [measured(asked.times) for _ in range(asked.rounds)]
     chosen = ", ".join(sorted({rows[0].blocks for rows in rounds}))
     error = statistics.median(rows[0].error for rows in rounds)
     print(f"plan {chosen}: median error {format_percent(error, sign=True)} of {asked.rounds} rounds", end="; ")

@@ -10,8 +10,9 @@ import threading
 import time
 from pathlib import Path
 
-_MALLOPT = {-3: 32 << 20, -1: (1 << 31) - 1, -2: 64 << 20}
-"""M_MMAP_THRESHOLD (its greatest), M_TRIM_THRESHOLD (never) and M_TOP_PAD of glibc's malloc.h."""
+_MALLOPT = {-4: 0, -1: -1, -2: 64 << 20}
+"""M_MMAP_MAX (nothing has a mapping of its own, which goes back when it is freed: logits are larger than the greatest
+M_MMAP_THRESHOLD), M_TRIM_THRESHOLD (never) and M_TOP_PAD of glibc's malloc.h."""
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 """The number of Linux's system call, by machine: the C library has no function for it."""
 _SLICE_NS = 100_000

@@ -1,0 +1,25 @@
+import platform
+import resource
+
+import pytest
+import torch
+
+from autopipe.runtime.ranks import launch
+
+LARGE = 100 << 20
+"""Bytes of logits: more than the greatest M_MMAP_THRESHOLD, above which each allocation has a mapping of its own."""
+
+
+def _faults() -> int:
+    """The pages that a tensor of ones fetches from the system when one of the same size was freed just before."""
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(LARGE, dtype=torch.uint8)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are of glibc's malloc")
+def test_a_rank_keeps_what_it_freed() -> None:
+    pages = LARGE // resource.getpagesize()
+    (fetched,) = launch.launch(_faults, (), ranks=1, timeout_s=60)
+    assert fetched < pages / 100
