@@ -6,13 +6,13 @@ import torch
 
 from autopipe.runtime.ranks import launch
 
-LARGE = 100 << 20
-"""Bytes of logits: more than the greatest M_MMAP_THRESHOLD, above which each allocation has a mapping of its own."""
+LARGE = 40 << 20
+"""More bytes than 32 MiB, from which on glibc gives each allocation a mapping of its own."""
 
 
 def _faults() -> int:
-    """The pages that a tensor of ones fetches from the system when one of the same size was freed just before."""
-    for _ in range(2):
+    """The pages that a tensor of ones fetches from the system where many of its size were made and freed before."""
+    for _ in range(50):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         torch.ones(LARGE, dtype=torch.uint8)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before

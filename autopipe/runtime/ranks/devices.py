@@ -14,6 +14,10 @@ import torch
 AS_FAST = 0.25
 """Devices of one name whose times differ by less than this part are equally fast: busy machines vary as much."""
 
+_TENSORS = 0.8
+"""The part of a machine's memory that is for tensors: the C library keeps what is freed (host.py) with gaps of up to a
+quarter of it, and each process has its interpreter and libraries."""
+
 
 class Mark(Protocol):
     """A moment on a device."""
@@ -104,10 +108,10 @@ def _cpu_model() -> str:
 
 
 def memory_bytes(kind: str, devices: int) -> int:
-    """Memory of one device; CPU processes share the machine's evenly."""
+    """Memory of one device; CPU processes share the machine's evenly, but for what is no tensor."""
     if kind == "cuda":
         return int(torch.cuda.get_device_properties(0).total_memory)
-    return machine_bytes() // devices
+    return int(machine_bytes() * _TENSORS) // devices
 
 
 def machine_bytes() -> int:
