@@ -16,6 +16,7 @@ from autopipe.core.optimizer import has_masters
 from autopipe.core.plan import FileRef, ModelRef, Plan, ScheduleTable
 from autopipe.core.profile import OPTIMIZER_STATE, Profile, content_digest
 from autopipe.core.validation import validate
+from autopipe.planning.best import search
 from autopipe.planning.finalists import least_expected
 from autopipe.planning.limits import limited_by
 from autopipe.planning.nofit import no_plan_fits
@@ -23,9 +24,9 @@ from autopipe.planning.order import placed
 from autopipe.planning.outcome import outcome
 from autopipe.planning.pieces import ties
 from autopipe.planning.request import pinned_stages, wanted_depths, wanted_kinds, wanted_micro_batches, wanted_replicas
+from autopipe.planning.setting import Setting
 from autopipe.planning.shared_plan import with_unequal
-from autopipe.planning.space import Space, search
-from autopipe.planning.tables import Setting
+from autopipe.planning.space import Space
 from autopipe.planning.whynot import rejected
 from autopipe.planning.writing import by_rank, can_split, devices_of, notes, prediction, stages, table
 

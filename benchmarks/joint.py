@@ -44,7 +44,8 @@ from autopipe.core.cluster import Cluster, Device, Link, Tier
 from autopipe.core.profile import Profile
 from autopipe.core.schedule import kinds
 from autopipe.core.stage import stage_cost
-from autopipe.planning.space import Space, search
+from autopipe.planning.best import search
+from autopipe.planning.space import Space
 
 MIN_MAX = "PipeDream's split"
 """The name of the rule that makes the longest stage shortest."""

@@ -14,8 +14,8 @@ from autopipe.planning.cases import Case
 from autopipe.planning.outcome import Outcome, outcome
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.remaking import shape_for
+from autopipe.planning.setting import Setting
 from autopipe.planning.space import SEVERAL
-from autopipe.planning.tables import Setting
 from autopipe.synthesis import NAME
 
 

@@ -16,8 +16,8 @@ from autopipe.core.schedule import Shape, StageMemory, StageTimes, kind, place
 from autopipe.core.stage import stage_cost
 from autopipe.planning.any_order import any_order_bound_s
 from autopipe.planning.ranges import Ranges
+from autopipe.planning.setting import Setting
 from autopipe.planning.shares import shared_bound_s
-from autopipe.planning.tables import Setting
 from autopipe.simulate import simulate
 from autopipe.solvers.brute import splits
 from autopipe.synthesis import synthesize

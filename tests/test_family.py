@@ -21,7 +21,8 @@ from autopipe.planning.family import Family, family, sharp_family
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.recompute import Fit, Moment, Place, fit
-from autopipe.planning.tables import Setting, from_begin, least_extras
+from autopipe.planning.setting import Setting
+from autopipe.planning.tables import from_begin, least_extras
 from autopipe.solvers.brute import splits
 from tests.synthetic import chain, cluster
 from tests.test_planning import random_profile, simulated

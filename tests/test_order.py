@@ -21,7 +21,7 @@ from autopipe.core.profile import Profile
 from autopipe.core.schedule import kind
 from autopipe.core.stage import stage_cost
 from autopipe.planning.order import distinct_orders
-from autopipe.planning.tables import Setting
+from autopipe.planning.setting import Setting
 from autopipe.simulate import simulate, simulate_plan
 from tests.synthetic import chain
 from tests.test_search import tiny

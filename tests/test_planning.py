@@ -24,8 +24,8 @@ from autopipe.planning.cases import Case
 from autopipe.planning.outcome import outcome
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
+from autopipe.planning.setting import Setting
 from autopipe.planning.space import Space, numbers
-from autopipe.planning.tables import Setting
 from autopipe.simulate import simulate
 from autopipe.solvers.brute import splits
 from tests.synthetic import chain, cluster, random_schedule

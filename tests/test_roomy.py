@@ -16,7 +16,7 @@ from autopipe.core.stage import stage_cost
 from autopipe.planning.cases import Case
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.roomy import ends_of_any_order, roomy
-from autopipe.planning.tables import Setting
+from autopipe.planning.setting import Setting
 from autopipe.solvers.brute import splits
 from autopipe.synthesis import one_by_one, synthesize
 from tests.synthetic import chain, cluster

@@ -21,9 +21,10 @@ from autopipe.core.plan import Plan
 from autopipe.core.profile import Profile, Tie
 from autopipe.core.schedule import kind, kinds
 from autopipe.export.writing import export_plan
+from autopipe.planning.best import search
 from autopipe.planning.outcome import outcome
-from autopipe.planning.space import Space, search
-from autopipe.planning.tables import Setting
+from autopipe.planning.setting import Setting
+from autopipe.planning.space import Space
 from autopipe.simulate import simulate_plan
 from autopipe.solvers.brute import splits
 from tests.synthetic import chain, cluster

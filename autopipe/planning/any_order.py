@@ -11,8 +11,9 @@ from dataclasses import replace
 from autopipe.planning.bounds import least_ends_of_any_order
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
+from autopipe.planning.setting import Setting
 from autopipe.planning.shares import shared_bound_s
-from autopipe.planning.tables import Setting, tables
+from autopipe.planning.tables import tables
 from autopipe.solvers.chain_dp import smallest_maximum
 
 _ENDLESS = 2**62

@@ -9,8 +9,9 @@ from autopipe.core.profile import LayerCost, Profile
 from autopipe.core.stage import StageCost
 from autopipe.core.units import format_duration, format_percent
 from autopipe.graph import costs_of
+from autopipe.planning.best import search
 from autopipe.planning.outcome import Outcome
-from autopipe.planning.space import Space, search
+from autopipe.planning.space import Space
 
 _WORTH = 0.01
 """A plan that is better by less is no other choice."""

@@ -22,9 +22,10 @@ from autopipe.planning.ranges import Ranges
 from autopipe.planning.recompute import chosen_layers, fit
 from autopipe.planning.rough import Rough
 from autopipe.planning.seats import Seats
+from autopipe.planning.setting import Setting
 from autopipe.planning.shares import shared_bound_s
 from autopipe.planning.splits import Positions, Splits
-from autopipe.planning.tables import Setting, Tables, places, tables
+from autopipe.planning.tables import Tables, places, tables
 from autopipe.solvers.brute import splits as every_split
 from autopipe.solvers.chain_dp import smallest_maximum
 

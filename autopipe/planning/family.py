@@ -22,7 +22,8 @@ from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.recompute import Place
 from autopipe.planning.seats import Seats
-from autopipe.planning.tables import Setting, from_begin, least_extras, places, spots, tables
+from autopipe.planning.setting import Setting
+from autopipe.planning.tables import from_begin, least_extras, places, spots, tables
 from autopipe.solvers.bands import behind, by_begin
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from autopipe.planning.best import glance, search
 from autopipe.planning.moves import single_moves
 from autopipe.planning.outcome import Outcome, outcome
-from autopipe.planning.space import Space, glance, search
+from autopipe.planning.space import Space
 
 _CLOSE = 0.1
 """A plan that is slower by more is not made the best by less jitter."""

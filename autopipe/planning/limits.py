@@ -8,8 +8,9 @@ from dataclasses import replace
 from autopipe.core.schedule import stages_on
 from autopipe.core.units import many
 from autopipe.graph import costs_of
+from autopipe.planning.best import SAME, glance, search
 from autopipe.planning.outcome import Outcome
-from autopipe.planning.space import SAME, Space, glance, search
+from autopipe.planning.space import Space
 
 _MATTERS = 0.01
 """Memory is named when the step without limits would be shorter by this part."""

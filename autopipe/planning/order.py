@@ -13,9 +13,10 @@ from dataclasses import replace
 from itertools import combinations, islice
 
 from autopipe.core.cluster import Link, Tier
+from autopipe.planning.best import SAME, Answer, glance, search
 from autopipe.planning.remaking import Choice
-from autopipe.planning.space import SAME, Answer, Space, glance, search
-from autopipe.planning.tables import Setting
+from autopipe.planning.setting import Setting
+from autopipe.planning.space import Space
 
 _ALL = 120
 """Up to so many orders are all looked at."""

@@ -20,7 +20,8 @@ from autopipe.planning.ladder import Floats
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.seats import Seats
-from autopipe.planning.tables import Setting, Tables
+from autopipe.planning.setting import Setting
+from autopipe.planning.tables import Tables
 from autopipe.planning.tied import Tied, Twice, in_splits, optimizer_ticks, twice
 from autopipe.wires import wires_of
 

@@ -22,11 +22,12 @@ from autopipe.core.cluster import Cluster, Link
 from autopipe.core.schedule import Kind, Schedule, Shape
 from autopipe.core.stage import StageCost, stage_cost
 from autopipe.core.timeline import Timeline
+from autopipe.planning.best import SAME
 from autopipe.planning.ladder import Floats
 from autopipe.planning.moves import single_moves
 from autopipe.planning.outline import Outline
 from autopipe.planning.seats import ring_s, slowest
-from autopipe.planning.space import SAME, Space
+from autopipe.planning.space import Space
 from autopipe.planning.tables import Tables, tables
 from autopipe.simulate import simulate
 from autopipe.solvers.brute import splits

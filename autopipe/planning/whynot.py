@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from autopipe.core.plan import SAME_CUTS, Rejected
 from autopipe.core.units import format_bytes, format_percent
+from autopipe.planning.best import Answer, glance, search
 from autopipe.planning.nearest import least_memory, little_memory
 from autopipe.planning.outcome import Outcome, outcome
 from autopipe.planning.remaking import Choice
-from autopipe.planning.space import Answer, Key, Space, glance, search
+from autopipe.planning.space import Key, Space
 
 _MOST = 8
 """So many other depths are all listed; of more only some."""
