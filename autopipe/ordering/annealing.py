@@ -32,7 +32,6 @@ class _Given(NamedTuple):
     job, which is a micro-batch in a stage. ``homes`` are their ranks, ``adds`` what they add to memory.
     """
 
-    batches: int
     starts: Any
     before: Any
     behind: Any
@@ -173,7 +172,6 @@ def _given(found: Listed, times: Sequence[StageTimes], memory: StageMemory, fast
         return numbers([value for value in values for _ in range(batches)], fast=fast, whole=whole)
 
     return _Given(
-        batches=batches,
         starts=numbers([*accumulate(map(len, found.rows), initial=0)], fast=fast, whole=True),
         before=numbers(before, fast=fast, whole=True),
         behind=numbers(behind, fast=fast, whole=True),

@@ -25,10 +25,27 @@ from autopipe.planning.tables import Tables
 from autopipe.solvers.chain_dp import prefix_sums, suffix_sums, suffix_ways
 
 
+def has_lasting_room(ranges: Ranges, seats: Seats, ways: int = 1) -> bool:
+    """Whether the memory of all ranks holds what is there throughout: in a pipeline of two ``ways`` the model twice."""
+    return ways * ranges.whole.static <= seats.room
+
+
 def quick_bound_s(
     ranges: Ranges, seats: Seats, micro_batches: int, *, stages_per_rank: int = 1, splits: bool = True, ways: int = 1
 ) -> float:
     """Seconds that no schedule and no split into the stages of a pipeline can beat, without any tables.
+
+    That of ``unlimited_bound_s``; infinite where there is no lasting room.
+    """
+    if not has_lasting_room(ranges, seats, ways):
+        return float("inf")
+    return unlimited_bound_s(ranges, seats, micro_batches, stages_per_rank=stages_per_rank, splits=splits, ways=ways)
+
+
+def unlimited_bound_s(
+    ranges: Ranges, seats: Seats, micro_batches: int, *, stages_per_rank: int = 1, splits: bool = True, ways: int = 1
+) -> float:
+    """Seconds that no schedule and no split can beat, whatever the memory.
 
     One micro-batch passes all layers. Some stage works as long as the best split's longest. And with w the work of a
     micro-batch on a device of the best speed, of which at least a part q is F, or F and B where no backward
@@ -38,12 +55,8 @@ def quick_bound_s(
 
     With several stages on a rank, not all of its work comes after that of earlier ranks, nor in one range: what is left
     is the work of all ranks, shared out. Of a pipeline with two ``ways`` each holds the model, and steps.
-
-    Infinite where what is there throughout exceeds the memory of all ranks.
     """
     whole, m = ranges.whole, micro_batches
-    if ways * whole.static > seats.room:
-        return float("inf")
     after = ways * whole.optimizer + seats.least_reduce_s(whole.gradient) / ranges.tick_s * seats.fastest
     if stages_per_rank > 1:
         ticks = max(whole.way, (m * whole.work + after) * seats.fastest / seats.total_speed)
@@ -60,10 +73,10 @@ def quick_period_s(ranges: Ranges, seats: Seats, micro_batches: int) -> float:
     """Seconds between two updates of ``micro_batches`` that no asynchronous pipeline can beat, without any tables.
 
     Every stage runs each of them between two of its optimizer steps: the longest one, and all of them together.
-    Infinite where what is there throughout exceeds the memory of all ranks.
+    Infinite where there is no lasting room.
     """
     whole = ranges.whole
-    if whole.static > seats.room:
+    if not has_lasting_room(ranges, seats):
         return float("inf")
     longest = micro_batches * ranges.longest_work[seats.depth - 1] / seats.fastest
     shared = (micro_batches * whole.work + whole.optimizer) / seats.total_speed

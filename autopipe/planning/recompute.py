@@ -21,6 +21,9 @@ from autopipe.planning.ranges import Ranges
 _WHOLE = 0.5
 """Less than a byte: what divisions may be wrong by, and more."""
 
+_AT_ONCE = 50_000
+"""Items on rungs that are looked at together."""
+
 
 class Moment(NamedTuple):
     """What a stage holds while an action runs: micro-batches between F and B or I, and between I and W; whether it has
@@ -75,10 +78,6 @@ class Band:
     def of(self, field: Callable[[Fit], NDArray[Any]]) -> NDArray[Any]:
         """A field of all places, shape (places, pieces + 1, reach)."""
         return np.stack([field(one)[:, -self.reach :] for one in self.each])
-
-
-_AT_ONCE = 50_000
-"""Items on rungs that are looked at together."""
 
 
 def fit(
@@ -272,19 +271,19 @@ def _climb(items: _Items, found: Fit, open_: Flags, smallest: bool) -> None:
     """Let layers recompute in the ``open_`` ranges, which do not fit; fills ``found`` in."""
     ladder = items.ranges.ladder
     found.least_extra[open_], rung = items.least()
-    peak, taken, fits = _smallest(items, found.peak_bytes[open_]) if smallest else _first(items, found, open_, rung)
+    before = found.peak_bytes[open_]
+    peak, taken, fits = _smallest(items, before) if smallest else _first(items, before, rung)
     found.extra[open_] = ladder.extra_in(taken, items.begin, items.end)
     found.peak_bytes[open_], found.taken[open_], found.fits[open_] = peak, taken, fits
 
 
-def _first(items: _Items, found: Fit, open_: Flags, rung: Counts) -> tuple[Floats, Counts, Flags]:
-    """The peak of each item on the first rung on which it fits, that rung, and whether there is one.
+def _first(items: _Items, peak: Floats, rung: Counts) -> tuple[Floats, Counts, Flags]:
+    """The ``peak`` of each item on the first rung on which it fits, that rung, and whether there is one.
 
     Rungs on which it surely does not are left out, those below ``rung`` to begin with; where it fits on none, the
     smallest peak of those that were looked at.
     """
-    ladder = items.ranges.ladder
-    peak, taken = found.peak_bytes[open_], np.zeros_like(rung)
+    ladder, taken = items.ranges.ladder, np.zeros_like(rung)
     fits = np.zeros(len(rung), dtype=bool)
     first = np.flatnonzero(rung == 0)
     rung[first] = ladder.above(np.zeros_like(first), items.begin[first], items.end[first])

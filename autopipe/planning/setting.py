@@ -47,6 +47,16 @@ class Setting:
         """Whether all devices are as fast and may use as much."""
         return self._devices.speed is not None and self._devices.limit is not None
 
+    def alike_but_for_limits(self, other: Setting) -> bool:
+        """Whether what ranks may use, and pins, are all that may tell it from another setting."""
+        same = self.profile is other.profile and self.cluster is other.cluster and self.order == other.order
+        return same and self._state == other._state
+
+    @property
+    def _state(self) -> tuple[str, bool, bool]:
+        """How the optimizer keeps its state."""
+        return self.optimizer, self.master_weights, self.sharded
+
     def update(self, replicas: int) -> Optimizer:
         """The optimizer of each of so many replicas."""
         return Optimizer(self.optimizer, self.master_weights, replicas if self.sharded else 1)

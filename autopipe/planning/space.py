@@ -13,7 +13,7 @@ from autopipe.core.optimizer import Optimizer
 from autopipe.core.schedule import TWO_WAY, Kind, Schedule, Shape
 from autopipe.core.schedule import kind as named
 from autopipe.planning.any_order import any_order_bound_s
-from autopipe.planning.bounds import quick_bound_s, quick_period_s
+from autopipe.planning.bounds import has_lasting_room, quick_period_s, unlimited_bound_s
 from autopipe.planning.cases import Case, horizon_s, reach_of
 from autopipe.planning.family import Family, family, sharp_family
 from autopipe.planning.outline import Outline
@@ -73,7 +73,7 @@ class Space:
     _cases: dict[_Name, Case] = field(default_factory=dict)
     _keys: dict[tuple[Extent, str, int], tuple[Key, ...]] = field(default_factory=dict)
     _quick: dict[_Name, float] = field(default_factory=dict)
-    _roomy: dict[tuple[int, int, int, int, bool, int], float] = field(default_factory=dict)
+    _unlimited: dict[tuple[int, int, int, int, bool, int], float] = field(default_factory=dict)
     _families: dict[tuple[int, int, str, str, int, bool], Family] = field(default_factory=dict)
     _bounds: dict[_Name, float] = field(default_factory=dict)
     _choices: dict[_Name, Choice | None] = field(default_factory=dict)
@@ -258,14 +258,14 @@ class Space:
             return quick_period_s(ranges, seats, self.batches(key))
         number, splits = key.stages_per_rank, key.kind.ahead is None
         ways = 2 if key.kind.placement == TWO_WAY else 1
-        if ways * ranges.whole.static > seats.room:
+        if not has_lasting_room(ranges, seats, ways):
             return float("inf")
         name = key.depth, key.replicas, key.micro_batch, number, splits, ways
-        if name not in self._roomy:
-            self._roomy[name] = quick_bound_s(
+        if name not in self._unlimited:
+            self._unlimited[name] = unlimited_bound_s(
                 ranges, seats, self.batches(key), stages_per_rank=ways * number, splits=splits, ways=ways
             )
-        return self._roomy[name]
+        return self._unlimited[name]
 
     def family_bound_s(self, key: Key, *, sharp: bool = False) -> float:
         """A bound that knows the memory and needs one table for many cases; the quick one where there is no such."""
@@ -342,8 +342,6 @@ class Space:
         """The same space in another setting, or with another rule for recomputation."""
         rule = self.recompute if recompute is None else recompute
         same = rule == self.recompute and setting.profile is self.setting.profile
-        alike = setting.cluster is self.setting.cluster and setting.update(2) == self.setting.update(2)
-        alike = same and alike and setting.order == self.setting.order  # but for limits
         return replace(
             self,
             setting=setting,
@@ -352,7 +350,7 @@ class Space:
             _cases={},
             _keys=self._keys if same else {},
             _quick={},
-            _roomy=self._roomy if alike else {},
+            _unlimited=self._unlimited if same and setting.alike_but_for_limits(self.setting) else {},
             _families={},
             _bounds={},
             _choices={},
