@@ -4,7 +4,7 @@ What a stage of these schedules has in flight follows from how many stages come 
 pipeline are those of a shallow one, and a dynamic program from the end serves every depth on the way: the least, over
 all splits, of the longest way to a step's end that leads through one stage. That way is the forward of all layers
 before the stage, with a hop for each stage before it; all of the stage's own work, with the least that it must
-recompute; and the way back, to the first stage's optimizer.
+recompute; and the way back, with the least that the stages before it must, to the first stage's optimizer.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def family(
     where = _behind_others(places(outline, seats, shared=may_recompute), outline)
     where = where[: outline.stages - (known.deepest if known else 0)]
     extra = least_extras(ranges, where, reach, may_recompute)
-    ways = _ways(setting, ranges, outline, seats, [extra[place] for place in where])
-    return _of(ranges, outline, ways, sum(_hops(setting, ranges)), rounded=1, known=known)
+    stages = _stages(setting, ranges, outline, seats, [extra[place] for place in where])
+    return _of(ranges, outline, stages, sum(_hops(setting, ranges)), rounded=1, known=known)
 
 
 def _behind_others(where: Sequence[Place], outline: Outline) -> list[Place]:
@@ -94,39 +94,42 @@ def sharp_family(
     speed, (hop, _) = seats.fastest, _hops(setting, ranges)
     tail = np.floor((ranges.backward[0, starts] + ranges.optimizer[0, 1]) / speed) - count
     ends = ends_behind(costs._replace(activations=forth, gradients=back, optimizer=least), outline.rows, tail)
-    ways = ends + np.floor(ranges.forward[0, starts] / speed) - count
-    return _of(ranges, outline, map(by_begin, reversed(np.where(costs.possible, ways, np.inf))), hop)
+    ways = np.where(costs.possible, ends + np.floor(ranges.forward[0, starts] / speed) - count, np.inf)
+    overhead = round(setting.profile.overhead_s / ranges.tick_s)
+    again = np.maximum(costs.least[1] - np.ceil(ranges.backward[starts, stops] / speed) - overhead, 0)
+    return _of(ranges, outline, zip(map(by_begin, ways[::-1]), map(by_begin, again[::-1]), strict=True), hop)
 
 
 def _of(
     ranges: Ranges,
     outline: Outline,
-    ways: Iterable[Floats],
+    stages: Iterable[tuple[Floats, Floats]],
     hop: float,
     *,
     rounded: int = 0,
     known: Family | None = None,
 ) -> Family:
-    """The family whose stages, the last one first, have so long ways through them, and add ``hop`` for each before.
+    """The family whose stages, the last one first, have such ways through them, and recompute so much at the least.
 
-    The ways are by the position where a stage begins and its pieces, 1 and more. The least of a split is the smallest
-    maximum from its end on, with the hops on what comes after instead of on each stage. ``rounded`` ticks may be too
-    many for each stage of a pipeline. What is ``known`` are the last stages.
+    Both are by the position where a stage begins and its pieces, 1 and more. The least of a split is the smallest
+    maximum from its end on, with what a stage adds to the ways through those behind it, a ``hop`` and what it
+    recomputes, on what comes after instead of on each of them. ``rounded`` ticks may be too many for each stage of a
+    pipeline. What is ``known`` are the last stages.
     """
     after, least = np.full(ranges.pieces + 1, np.inf), list[float]()
-    after[-1] = -np.inf
+    after[-1] = np.finfo(np.float64).min  # and not −∞, which has no sum with ∞
     if known:
         after, least = known.after, [*reversed(known.bounds_s)]
-    for depth, way in enumerate(ways, len(least) + 1):
-        after = np.maximum(way, behind(after + hop, way.shape[1])).min(axis=1)
+    for depth, (way, again) in enumerate(stages, len(least) + 1):
+        after = np.maximum(way, behind(after + hop, way.shape[1]) + again).min(axis=1)
         least.append((float(after[0]) - rounded * depth) * ranges.tick_s)
     return Family(outline.ahead, tuple(reversed(least)), after)
 
 
-def _ways(
+def _stages(
     setting: Setting, ranges: Ranges, outline: Outline, seats: Seats, extras: Sequence[Floats]
-) -> Iterator[Floats]:
-    """Ticks of the longest way through a stage without hops, the last stage first; see _of.
+) -> Iterator[tuple[Floats, Floats]]:
+    """Ticks of the longest way through a stage without hops, and of what it recomputes, the last one first; see _of.
 
     Less what rounding may add in the stage itself. Neighbours with one table of what they recompute have equal ways.
     """
@@ -135,15 +138,15 @@ def _ways(
     both, optimizer = ranges.forward + ranges.backward, ranges.optimizer
     last = np.where(starts > 0, optimizer[0, 1], optimizer[starts, stops])
     there, work = np.floor((both[0, starts] + last) / speed), both[starts, stops]
-    same, way = None, work
+    same, way, again = None, work, work
     for extra in reversed(extras):
         if extra is not same:
-            same, way = extra, work + extra
+            same, way, again = extra, work + extra, np.floor(extra / speed)
             way = np.rint(np.divide(way, speed, out=way), out=way)
             way += 2 * overhead - 1
             way *= outline.micro_batches
             way += there
-        yield way
+        yield way, again
 
 
 def _links(setting: Setting) -> list[Link]:
