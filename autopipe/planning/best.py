@@ -34,29 +34,40 @@ def search(space: Space, *, below_s: float = float("inf")) -> Answer:
     A case whose bound is above the best step is not simulated, so the answer is the same as if all were, unless the
     search ends early, after ``_EFFORT`` actions. Then the bound is that of the cases that are left. Of a large case
     that is far from the best one no cuts are moved, and no orders are made for the stages of one that is far behind.
-    Cases whose bound is not below ``below_s`` are of no interest.
+    Cases whose bound is not below ``below_s`` are of no interest. The space keeps no tables of them.
     """
     queue = _queue(space)
     best, least, effort = None, float("inf"), 0
     while queue:
-        bound, known, number, key = heapq.heappop(queue)
+        bound, known, number, key = queue[0]
         if bound >= below_s or bound == float("inf") or (best is not None and not _may_win(bound, key, best)):
             break
         if known < 3:
             sharper = space.bound_s(key) if known == 2 else space.family_bound_s(key, sharp=known == 1)
-            heapq.heappush(queue, (max(bound, sharper), known + 1, number, key))
+            heapq.heapreplace(queue, (max(bound, sharper), known + 1, number, key))
+            if best is not None and not _may_win(sharper, key, best):
+                space.let_go(key)
             continue
         least = min(least, bound)
         if best is not None and effort > _EFFORT:
             break
+        heapq.heappop(queue)
         effort += space.case(key).actions
-        if best is not None and space.glanced(key) and _far(space.near(key), best):
-            continue
-        if best is not None and space.behind(key, best):
-            continue
-        if (choice := space.choice(key)) is not None:
+        if (choice := _looked_at(space, key, best)) is not None:
             best = _better(best, choice)
+        space.let_go(key)
+    for *_, key in queue:
+        space.let_go(key)
     return Answer(best, least)
+
+
+def _looked_at(space: Space, key: Key, best: Choice | None) -> Choice | None:
+    """The best split of a case, None where nothing fits, or where it is so far from the best one that it cannot win."""
+    if best is not None and space.glanced(key) and _far(space.near(key), best):
+        return None
+    if best is not None and space.behind(key, best):
+        return None
+    return space.choice(key)
 
 
 def glance(space: Space, *, below_s: float = float("inf")) -> Choice | None:
@@ -72,9 +83,12 @@ def glance(space: Space, *, below_s: float = float("inf")) -> Choice | None:
             break
         if not known:
             heapq.heappush(queue, (max(bound, space.family_bound_s(key)), 1, number, key))
-        elif (choice := space.near(key)) is not None:
-            best, left = _better(best, choice), left - 1
-            if best.found.step_s < below_s < float("inf"):
+        else:
+            choice = space.near(key)
+            space.let_go(key)
+            if choice is not None:
+                best, left = _better(best, choice), left - 1
+            if best is not None and best.found.step_s < below_s < float("inf"):
                 break
     return best
 

@@ -48,6 +48,9 @@ _STARTS = 3
 
 _SAME = 1e-9
 
+_HEAVY = ("tables", "splits", "rough", "least_ends")
+"""What a case has of every range on every stage."""
+
 
 class Found(NamedTuple):
     """A split of a case: its positions, the seconds of its step, and the highest peak of its ranks."""
@@ -216,10 +219,18 @@ class Case:
         given = self.ranges, self.seats, self.parts, self.outline.micro_batches
         return replace(self, reach=reach_of(*given, self.quick_bound_s))
 
-    @property
+    @cached_property
     def tight(self) -> bool:
         """Whether memory keeps it from a split, or makes a range of layers recompute."""
         return not self._has_room or self.tables.tight
+
+    def let_go(self) -> None:
+        """Drop the tables. What was found with them stays; they are made again where more is asked."""
+        made = vars(self)
+        if "tables" in made:
+            made["tight"] = self.tight
+            for name in _HEAVY:
+                made.pop(name, None)
 
     @property
     def actions(self) -> int:

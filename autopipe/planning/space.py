@@ -228,6 +228,14 @@ class Space:
             self._placed[key.name] = tuple(placed_as(self.case(key), key.kind))
         return self._placed[key.name]
 
+    def let_go(self, key: Key) -> None:
+        """Drop the tables of a case that was looked at: those of hundreds would fill the memory."""
+        cases = [*self._placed.get(key.name, ()), *([self._cases[key.name]] if key.name in self._cases else [])]
+        if (choice := self._choices.get(key.name)) is not None:
+            cases.append(choice.case)
+        for case in cases:
+            case.let_go()
+
     def behind(self, key: Key, best: Choice) -> bool:
         """Whether a case is so far behind that orders made for its stages will not make it the best."""
         if not key.kind.looks_at_times or key.name in self._choices:
