@@ -101,7 +101,7 @@ def plan(
     if chosen.case.schedule.splits_backward:  # the plan checks all else
         validate(chosen.case.schedule, can_split_backward=can_split(chosen))
     others = rejected(space, chosen, listed)
-    bound_s = min(answer.lower_bound_s, chosen.timeline.step_s)  # equal but for rounding where the bound is met
+    bound_s = min(answer.lower_bound_s, chosen.totals.step_s)  # equal but for rounding where the bound is met
     made = Plan(
         model=model or ModelRef(profile.model),
         profile=profile_ref or FileRef(profile.digest),
@@ -124,7 +124,7 @@ def plan(
         memory_limit_bytes=by_rank(chosen, chosen.case.seats.limits),
         predicted=prediction(chosen, global_batch),
         lower_bound_s=bound_s,
-        gap=chosen.timeline.step_s / bound_s - 1,
+        gap=chosen.totals.step_s / bound_s - 1,
         limited_by=limited_by(space, chosen),
         noise=profile.noise,
         rejected=others,

@@ -24,7 +24,7 @@ def band_notes(space: Space, chosen: Outcome) -> Iterator[str]:
     The links are what the cluster says; if all computing is faster or slower by the band, another split, depth,
     micro-batch size or schedule can be best.
     """
-    band, step_s = chosen.case.setting.profile.band, chosen.timeline.step_s
+    band, step_s = chosen.case.setting.profile.band, chosen.totals.step_s
     if not band:
         return
     low, high = format_duration(step_s * (1 - band)), format_duration(step_s * (1 + band))

@@ -44,12 +44,11 @@ def _memory(space: Space, chosen: Outcome) -> str | None:
 
 def _parts(chosen: Outcome) -> dict[str, float]:
     """Seconds of the step by what takes them, on the rank that works longest."""
-    line = chosen.timeline
-    work = [line.work_s(rank) for rank in range(line.ranks)]
+    step_s, work = chosen.totals
     busiest = next(rank for rank, seconds in enumerate(work) if seconds >= max(work) * (1 - SAME))
     own = stages_on(chosen.case.outline.placement, busiest)
     reduction = sum(chosen.costs[stage].reduce_s for stage in own)
-    optimizer, waiting = sum(chosen.costs[stage].optimizer_s for stage in own), line.step_s - work[busiest]
+    optimizer, waiting = sum(chosen.costs[stage].optimizer_s for stage in own), step_s - work[busiest]
     waiting = max(waiting - reduction, 0.0)
     links = min(waiting, _links_s(chosen))
     case, micro_batches = chosen.case, chosen.case.outline.micro_batches

@@ -13,6 +13,7 @@ from autopipe.core.timeline import Timeline
 from autopipe.graph import costs_of
 from autopipe.jitter import jitter_s
 from autopipe.planning.cases import Case
+from autopipe.planning.totals import Totals, totals
 from autopipe.simulate import simulate
 
 
@@ -47,6 +48,15 @@ class Outcome:
             graph=case.graph,
             crossing=case.outline.kept,
         )
+
+    @cached_property
+    def totals(self) -> Totals:
+        """The Timeline's totals; of a table that flushes without making it."""
+        if self.case.outline.asynchronous:
+            line = self.timeline
+            return Totals(line.step_s, tuple(map(line.work_s, range(line.ranks))))
+        costs = costs_of(self.costs, self.case.hops, self.case.setting.profile.overhead_s)
+        return totals(self.case.graph, self.costs, costs)
 
     @cached_property
     def step_s(self) -> float:

@@ -49,9 +49,9 @@ def stages(chosen: Outcome) -> tuple[Stage, ...]:
 
 def prediction(chosen: Outcome, global_batch: int) -> Prediction:
     """What the simulator expects."""
-    line, step_s = chosen.timeline, chosen.timeline.step_s + chosen.jitter_s
-    peaks = by_rank(chosen, line.peak_bytes)
-    return Prediction(step_s, global_batch / step_s, line.idle, peaks, chosen.jitter_s)
+    step_s = chosen.totals.step_s + chosen.jitter_s
+    peaks = by_rank(chosen, chosen.peaks)
+    return Prediction(step_s, global_batch / step_s, chosen.totals.idle, peaks, chosen.jitter_s)
 
 
 def notes(space: Space, chosen: Outcome, others: Sequence[Rejected]) -> Iterator[str]:
