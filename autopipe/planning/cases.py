@@ -348,7 +348,12 @@ def reach_of(ranges: Ranges, seats: Seats, parts: int, micro_batches: int, quick
         return longest
     room = _HORIZON * quick_bound_s * seats.fastest / micro_batches / ranges.tick_s
     most = max(int(np.searchsorted(ranges.least_work, room, "right")), 1)
-    return min(1 << (most - 1).bit_length(), longest)  # a power of 2: pipelines of nearly one depth share it
+    return min(shared_reach(ranges, most), longest)
+
+
+def shared_reach(ranges: Ranges, reach: int) -> int:
+    """The reach of pipelines of nearly one depth, so that they share tables: a power of two."""
+    return min(1 << (reach - 1).bit_length(), ranges.pieces)
 
 
 def horizon_s(ranges: Ranges, parts: int, reach: int, quick_bound_s: float) -> float:

@@ -14,7 +14,7 @@ from autopipe.core.schedule import TWO_WAY, Kind, Schedule, Shape
 from autopipe.core.schedule import kind as named
 from autopipe.planning.any_order import any_order_bound_s
 from autopipe.planning.bounds import has_lasting_room, quick_period_s, unlimited_bound_s
-from autopipe.planning.cases import Case, horizon_s, reach_of
+from autopipe.planning.cases import Case, horizon_s, reach_of, shared_reach
 from autopipe.planning.family import Family, family, sharp_family
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
@@ -282,7 +282,7 @@ class Space:
         quick_s, ranges = self.quick_bound_s(key), self.ranges(key.micro_batch, key.replicas)
         batches, seats = self.batches(key), self.setting.seats(key.depth, key.replicas)
         reach = reach_of(ranges, seats, key.depth, batches, quick_s)
-        known = self._family(key, reach, sharp).bound_s(self._ahead(key))
+        known = self._family(key, shared_reach(ranges, reach), sharp).bound_s(self._ahead(key))
         return max(quick_s, min(known, horizon_s(ranges, key.depth, reach, quick_s)))
 
     def _family(self, key: Key, reach: int, sharp: bool) -> Family:
