@@ -40,10 +40,12 @@ def _singles(width: int) -> Positions:
 
 @cache
 def _joints(width: int) -> Positions:
-    pairs = list(combinations(range(1, width - 1), 2))
+    pairs, every = list(combinations(range(1, width - 1), 2)), np.arange(width)
     runs = [(a, b) for a, b in pairs if b - a < _RUN or a == 1 or b == width - 2]
-    shifts = [dict.fromkeys(range(a, b + 1), by) for a, b in runs for by in (-1, 1)]
-    return _rows(width, shifts + [{a: x, b: y} for a, b in pairs if b - a <= _NEAR for x in (-1, 1) for y in (-1, 1)])
+    first, last = np.array(runs, np.intp).reshape(-1, 2, 1).transpose(1, 0, 2)
+    inside = ((first <= every) & (every <= last)).astype(np.intp)
+    near = [{a: x, b: y} for a, b in pairs if b - a <= _NEAR for x in (-1, 1) for y in (-1, 1)]
+    return np.concatenate([np.stack([-inside, inside], axis=1).reshape(-1, width), _rows(width, near)])
 
 
 def _rows(width: int, shifts: Sequence[dict[int, int]]) -> Positions:

@@ -47,15 +47,14 @@ class Setting:
         """Whether all devices are as fast and may use as much."""
         return self._devices.speed is not None and self._devices.limit is not None
 
-    def alike_but_for_limits(self, other: Setting) -> bool:
-        """Whether what ranks may use, and pins, are all that may tell it from another setting."""
-        same = self.profile is other.profile and self.cluster is other.cluster and self.order == other.order
-        return same and self._state == other._state
+    def on_the_same_devices(self, other: Setting) -> bool:
+        """Whether pipelines run on the same devices in the same order, whatever these may use."""
+        return self.cluster is other.cluster and self.order == other.order
 
-    @property
-    def _state(self) -> tuple[str, bool, bool]:
-        """How the optimizer keeps its state."""
-        return self.optimizer, self.master_weights, self.sharded
+    def keeps_state_as(self, other: Setting) -> bool:
+        """Whether the optimizer keeps its state in the same way."""
+        ours, theirs = ((s.optimizer, s.master_weights, s.sharded) for s in (self, other))
+        return ours == theirs
 
     def update(self, replicas: int) -> Optimizer:
         """The optimizer of each of so many replicas."""

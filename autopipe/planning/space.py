@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopipe.core.optimizer import Optimizer
 from autopipe.core.schedule import TWO_WAY, Kind, Schedule, Shape
 from autopipe.core.schedule import kind as named
 from autopipe.planning.any_order import any_order_bound_s
@@ -69,7 +68,7 @@ class Space:
     kinds: tuple[Kind, ...]
     recompute: str
     stages_per_rank: int | None = None
-    _ranges: dict[tuple[int, Optimizer], Ranges] = field(default_factory=dict)
+    _ranges: dict[tuple[int, int], Ranges] = field(default_factory=dict)
     _cases: dict[_Name, Case] = field(default_factory=dict)
     _keys: dict[tuple[Extent, str, int], tuple[Key, ...]] = field(default_factory=dict)
     _quick: dict[_Name, float] = field(default_factory=dict)
@@ -129,12 +128,17 @@ class Space:
         return ("none", "auto") if self.recompute == "auto" and stages_per_rank > 1 else (self.recompute,)
 
     def _refusal(self, shape: Extent, kind: Kind, number: int) -> str | None:
-        pieces = self.ranges(shape.micro_batch).pieces
+        pieces = self._pieces
         if shape.depth * number > pieces:
             return f"it needs {shape.depth * number} stages, the model can be cut into {pieces}"
         if kind.asynchronous and (reason := self._must_flush(shape, kind)):
             return reason
         return kind.refuses(Shape(shape.depth, self.batches(shape), kind.place(shape.depth, number)))
+
+    @cached_property
+    def _pieces(self) -> int:
+        """Into how many pieces the model can be cut."""
+        return len(self.setting.profile.legal_cuts()) + 1
 
     def _must_flush(self, shape: Extent, kind: Kind) -> str | None:
         """Why an asynchronous schedule cannot run, if so; its ranks never wait for each other."""
@@ -164,10 +168,11 @@ class Space:
 
     def ranges(self, micro_batch: int, replicas: int = 1) -> Ranges:
         """The profile's ranges at a micro-batch size; replicas may share out the optimizer's state."""
-        key = micro_batch, self.setting.update(replicas)
+        key = micro_batch, replicas if self.setting.sharded else 1
         if key not in self._ranges:
+            update = self.setting.update(replicas)
             self._ranges[key] = Ranges.of(
-                self.setting.profile, micro_batch, optimizer=key[1], recompute_all=self.recompute == "all"
+                self.setting.profile, micro_batch, optimizer=update, recompute_all=self.recompute == "all"
             )
         return self._ranges[key]
 
@@ -350,15 +355,16 @@ class Space:
         """The same space in another setting, or with another rule for recomputation."""
         rule = self.recompute if recompute is None else recompute
         same = rule == self.recompute and setting.profile is self.setting.profile
+        alike = same and setting.keeps_state_as(self.setting)
         return replace(
             self,
             setting=setting,
             recompute=rule,
-            _ranges=self._ranges if same else {},
+            _ranges=self._ranges if alike else {},
             _cases={},
             _keys=self._keys if same else {},
             _quick={},
-            _unlimited=self._unlimited if same and setting.alike_but_for_limits(self.setting) else {},
+            _unlimited=self._unlimited if alike and setting.on_the_same_devices(self.setting) else {},
             _families={},
             _bounds={},
             _choices={},
