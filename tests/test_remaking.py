@@ -7,11 +7,12 @@ import pytest
 from autopipe.core.schedule import kind
 from autopipe.core.validation import validate
 from autopipe.planning.cases import Case
+from autopipe.planning.keys import Key
 from autopipe.planning.outcome import outcome
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.remaking import Choice, memory_for, placed_as, settled, shape_for
 from autopipe.planning.setting import Setting
-from autopipe.planning.space import Key, Space
+from autopipe.planning.space import Space
 from autopipe.search import plan
 from tests.synthetic import chain, cluster
 

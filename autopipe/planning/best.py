@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 from typing import NamedTuple
 
+from autopipe.planning.keys import Key
 from autopipe.planning.remaking import Choice
-from autopipe.planning.space import Key, Space
+from autopipe.planning.space import Space
 
 SAME = 1e-9
 """Steps that differ by less are equal: well above rounding, far below any measurement."""
@@ -81,8 +82,8 @@ def glance(space: Space, *, below_s: float = float("inf")) -> Choice | None:
         bound, known, number, key = heapq.heappop(queue)
         if bound >= below_s or bound == float("inf") or (best is not None and not _may_win(bound, key, best)):
             break
-        if not known:
-            heapq.heappush(queue, (max(bound, space.family_bound_s(key)), 1, number, key))
+        if known < 2:
+            heapq.heappush(queue, (max(bound, space.family_bound_s(key, sharp=known == 1)), known + 1, number, key))
         else:
             choice = space.near(key)
             space.let_go(key)

@@ -13,13 +13,14 @@ whose largest term is smallest bounds them all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from autopipe.planning.ladder import Floats
 from autopipe.planning.outline import Outline, Row
 from autopipe.planning.ranges import Ranges
+from autopipe.planning.recompute import Place
 from autopipe.planning.seats import Seats
 from autopipe.planning.tables import Tables
 from autopipe.solvers.chain_dp import prefix_sums, suffix_sums, suffix_ways
@@ -83,22 +84,25 @@ def quick_period_s(ranges: Ranges, seats: Seats, micro_batches: int) -> float:
     return max(longest, shared) * ranges.tick_s
 
 
-def has_room(ranges: Ranges, seats: Seats, outline: Outline, *, may_recompute: bool) -> bool:
-    """Whether the layers might fit, one stage on a rank; a quick test that is sure only when it says no.
+def has_room(ranges: Ranges, where: Sequence[Place], *, may_recompute: bool) -> bool:
+    """Whether the layers might fit in stages at these places; a quick test that is sure only when it says no."""
+    *_, whole = rooms(ranges, where, may_recompute=may_recompute)
+    return whole
 
-    From the first stage on each takes as many layers as its rank has room for, if all of them recomputed.
+
+def rooms(ranges: Ranges, where: Sequence[Place], *, may_recompute: bool) -> Iterator[bool]:
+    """The same of the last 1, 2, … of the places, as pipelines of their own.
+
+    From the last stage on each takes as many layers as it has room for, if all of them recomputed; the first one of a
+    pipeline receives nothing.
     """
-    held = ranges.least_held if may_recompute else ranges.held
-    position = 0
-    for stage, (rank, moments) in enumerate(zip(outline.placement, outline.moments, strict=True)):
-        most = max(moment.forwards for moment in moments if moment.gradients)
-        need = ranges.static[position, position:] + most * held[position, position:]
-        room = seats.limits[rank] - sum(outline.kept[stage]) * ranges.least_crossing
-        taken = int(np.searchsorted(np.maximum.accumulate(need), room, "right")) - 1
-        if taken < 0:
-            return False
-        position += taken
-    return position == ranges.pieces
+    held, end = ranges.least_held if may_recompute else ranges.held, ranges.pieces
+    for place in reversed(where):
+        most = max(moment.forwards for moment in place.moments if moment.gradients)
+        need = ranges.static[: end + 1, end] + most * held[: end + 1, end] + place.kept.behind * ranges.least_crossing
+        yield bool(need[0] <= place.limit_bytes)
+        fits = need <= place.limit_bytes - place.kept.before * ranges.least_crossing
+        end = int(fits.argmax()) if fits.any() else end
 
 
 def least_ends(tables: Tables, rows: Sequence[Row]) -> Floats:

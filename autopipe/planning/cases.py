@@ -212,7 +212,8 @@ class Case:
     def _has_room(self) -> bool:
         if self.stages > self.depth:
             return True
-        return has_room(self.ranges, self.seats, self.outline, may_recompute=self.recompute == "auto")
+        again = self.recompute == "auto"
+        return has_room(self.ranges, places(self.outline, self.seats, shared=again), may_recompute=again)
 
     def narrowed(self) -> Case:
         """The case with tables of no more ranges than a good split can need, where the splits are many."""

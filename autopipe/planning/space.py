@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import NamedTuple
 
 import numpy as np
 
 from autopipe.core.schedule import TWO_WAY, Kind, Schedule, Shape
 from autopipe.core.schedule import kind as named
 from autopipe.planning.any_order import any_order_bound_s
-from autopipe.planning.bounds import has_lasting_room, quick_period_s, unlimited_bound_s
+from autopipe.planning.bounds import has_lasting_room, quick_period_s, rooms, unlimited_bound_s
 from autopipe.planning.cases import Case, horizon_s, reach_of, shared_reach
 from autopipe.planning.family import Family, family, sharp_family
+from autopipe.planning.keys import Extent, Key, Name
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.remaking import Choice, looked_at, placed_as, settled
 from autopipe.planning.setting import Setting
+from autopipe.planning.tables import places
 
 SEVERAL = (2, 4)
 """Stages on a rank that are tried with the schedules that take any number."""
@@ -28,32 +29,6 @@ _REMADE = 0.1
 
 _DEEPER = 8
 """So many stages more than needed a family has that can go on."""
-
-_Name = tuple[int, int, int, str, int, str]
-
-
-class Extent(NamedTuple):
-    """How much of the devices and of the batch a case takes."""
-
-    depth: int
-    replicas: int
-    micro_batch: int
-
-
-class Key(NamedTuple):
-    """What tells one case of a space from another."""
-
-    depth: int
-    replicas: int
-    micro_batch: int
-    kind: Kind
-    stages_per_rank: int
-    recompute: str
-
-    @property
-    def name(self) -> tuple[int, int, int, str, int, str]:
-        """The key with the schedule by name."""
-        return self.depth, self.replicas, self.micro_batch, self.kind.name, self.stages_per_rank, self.recompute
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,15 +44,16 @@ class Space:
     recompute: str
     stages_per_rank: int | None = None
     _ranges: dict[tuple[int, int], Ranges] = field(default_factory=dict)
-    _cases: dict[_Name, Case] = field(default_factory=dict)
+    _cases: dict[Name, Case] = field(default_factory=dict)
     _keys: dict[tuple[Extent, str, int], tuple[Key, ...]] = field(default_factory=dict)
-    _quick: dict[_Name, float] = field(default_factory=dict)
+    _quick: dict[Name, float] = field(default_factory=dict)
     _unlimited: dict[tuple[int, int, int, int, bool, int], float] = field(default_factory=dict)
     _families: dict[tuple[int, int, str, str, int, bool], Family] = field(default_factory=dict)
-    _bounds: dict[_Name, float] = field(default_factory=dict)
-    _choices: dict[_Name, Choice | None] = field(default_factory=dict)
+    _rooms: dict[tuple[int, int, str, str], tuple[tuple[int, ...], list[bool]]] = field(default_factory=dict)
+    _bounds: dict[Name, float] = field(default_factory=dict)
+    _choices: dict[Name, Choice | None] = field(default_factory=dict)
     _free: dict[tuple[int, int, tuple[int, ...]], float] = field(default_factory=dict)
-    _placed: dict[_Name, tuple[Case, ...]] = field(default_factory=dict)
+    _placed: dict[Name, tuple[Case, ...]] = field(default_factory=dict)
 
     def all(self) -> Sequence[Key]:
         """All cases whose shape the schedule takes."""
@@ -288,6 +264,8 @@ class Space:
         batches, seats = self.batches(key), self.setting.seats(key.depth, key.replicas)
         reach = reach_of(ranges, seats, key.depth, batches, quick_s)
         known = self._family(key, shared_reach(ranges, reach), sharp).bound_s(self._ahead(key))
+        if known == float("inf") and not self._might_fit(key):
+            return known
         return max(quick_s, min(known, horizon_s(ranges, key.depth, reach, quick_s)))
 
     def _family(self, key: Key, reach: int, sharp: bool) -> Family:
@@ -307,6 +285,19 @@ class Space:
                 else family(*given, reach=reach, may_recompute=again, shallower=known)
             )
         return self._families[name]
+
+    def _might_fit(self, key: Key) -> bool:
+        """Whether stages of any length might fit; looked at for all depths at once."""
+        name = (key.replicas, key.micro_batch, key.kind.name, key.recompute)
+        if name not in self._rooms:
+            ranges, again = self.ranges(key.micro_batch, key.replicas), key.recompute == "auto"
+            most = min(ranges.pieces, len(self.setting.limits) // key.replicas)
+            outline, seats = self._outline(key._replace(depth=most)), self.setting.seats(most, key.replicas)
+            assert outline is not None
+            where = places(outline, seats, shared=again)
+            self._rooms[name] = outline.ahead, [*rooms(ranges, where, may_recompute=again)]
+        deepest, fits = self._rooms[name]
+        return fits[key.depth - 1] or deepest[-key.depth :] != self._ahead(key)
 
     def bound_s(self, key: Key) -> float:
         """The bound of a case; of a schedule that looks at times the bound of all orders, since its own changes."""
@@ -366,6 +357,7 @@ class Space:
             _quick={},
             _unlimited=self._unlimited if alike and setting.on_the_same_devices(self.setting) else {},
             _families={},
+            _rooms={},
             _bounds={},
             _choices={},
             _free={},

@@ -9,10 +9,11 @@ from typing import NamedTuple
 from autopipe.core.plan import SAME_CUTS, Rejected
 from autopipe.core.units import format_bytes, format_percent
 from autopipe.planning.best import Answer, glance, search
+from autopipe.planning.keys import Key
 from autopipe.planning.nearest import least_memory, little_memory
 from autopipe.planning.outcome import Outcome, outcome
 from autopipe.planning.remaking import Choice
-from autopipe.planning.space import Key, Space
+from autopipe.planning.space import Space
 
 _MOST = 8
 """So many other depths are all listed; of more only some."""
