@@ -217,8 +217,9 @@ class Case:
 
     def narrowed(self) -> Case:
         """The case with tables of no more ranges than a good split can need, where the splits are many."""
+        waits = self.outline.ways == 1 and not self.outline.asynchronous
         given = self.ranges, self.seats, self.parts, self.outline.micro_batches
-        return replace(self, reach=reach_of(*given, self.quick_bound_s))
+        return replace(self, reach=reach_of(*given, self.quick_bound_s, waits=waits))
 
     @cached_property
     def tight(self) -> bool:
@@ -342,13 +343,20 @@ class Case:
         return [self.ranges.places(cuts) for cuts in self.setting.rules(self.parts).values() if cuts is not None]
 
 
-def reach_of(ranges: Ranges, seats: Seats, parts: int, micro_batches: int, quick_bound_s: float) -> int:
-    """The most pieces that a stage of a good split can have, where the splits are many."""
+def reach_of(
+    ranges: Ranges, seats: Seats, parts: int, micro_batches: int, quick_bound_s: float, *, waits: bool = True
+) -> int:
+    """The most pieces that a stage of a good split can have, where the splits are many.
+
+    A stage runs its work for all micro-batches; and one that ``waits``, of one pipeline that flushes, for what comes
+    before it and behind it.
+    """
     longest = _longest(ranges, parts)
     if comb(ranges.pieces - 1, parts - 1) <= _FEW:
         return longest
-    room = _HORIZON * quick_bound_s * seats.fastest / micro_batches / ranges.tick_s
-    most = max(int(np.searchsorted(ranges.least_work, room, "right")), 1)
+    room = _HORIZON * quick_bound_s * seats.fastest / ranges.tick_s
+    least = ranges.least_step(micro_batches) if waits else micro_batches * ranges.least_work
+    most = max(int(np.searchsorted(least, room, "right")), 1)
     return min(shared_reach(ranges, most), longest)
 
 

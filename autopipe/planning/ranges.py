@@ -67,6 +67,7 @@ class Ranges:
     tied_ticks: Mapping[Tie, float]
     fits: dict[Hashable, Any] = field(default_factory=dict, init=False)
     """What ranges need at places, as the tables keep it."""
+    _steps: dict[int, Floats] = field(default_factory=dict, init=False)
 
     @property
     def pieces(self) -> int:
@@ -107,7 +108,21 @@ class Ranges:
     @cached_property
     def least_work(self) -> Floats:
         """The least work of 1, 2, … pieces together, shape (n,)."""
-        return np.array([np.diagonal(self.work, count).min() for count in range(1, self.pieces + 1)])
+        return self._least(self.work)
+
+    def least_step(self, micro_batches: int) -> Floats:
+        """The least step in which one stage has 1, 2, … pieces and the others take no time, shape (n,).
+
+        The first forward comes through all pieces before; the first backward when the way behind is done.
+        """
+        if micro_batches not in self._steps:
+            row = micro_batches * self.work
+            trip = self.way[:, -1] + self.forward + micro_batches * (self.work - self.forward)
+            self._steps[micro_batches] = self._least(self.forward[0][:, None] + np.maximum(row, trip))
+        return self._steps[micro_batches]
+
+    def _least(self, values: Floats) -> Floats:
+        return np.array([np.diagonal(values, count).min() for count in range(1, self.pieces + 1)])
 
     @cached_property
     def way(self) -> Floats:
