@@ -16,13 +16,14 @@ from autopipe.core.cluster import Link
 from autopipe.core.in_flight import Kept
 from autopipe.core.profile import Profile
 from autopipe.core.schedule import Shape, kind
+from autopipe.planning.bounds import rooms
 from autopipe.planning.cases import Case
 from autopipe.planning.family import Family, family, sharp_family
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.recompute import Fit, Moment, Place, fit
 from autopipe.planning.setting import Setting
-from autopipe.planning.tables import from_begin, least_extras
+from autopipe.planning.tables import from_begin, least_extras, places
 from autopipe.solvers.brute import splits
 from tests.synthetic import chain, cluster
 from tests.test_planning import random_profile, simulated
@@ -71,6 +72,30 @@ def test_nothing_beats_the_bound_of_a_family(seed: int, name: str, part: float) 
             line = simulated(case, positions, tuple(itertools.compress(range(len(again)), again)))
             if all(peak <= limit for peak in line.peak_bytes):
                 assert line.step_s >= bound * (1 - 1e-9)
+
+
+@given(seeds, st.sampled_from(["1F1B", "GPipe"]), st.integers(0, 99), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_nothing_fits_where_there_is_no_room(seed: int, name: str, more: int, again: bool) -> None:
+    rng = random.Random(seed)
+    profile = random_profile(rng, rng.randint(1, 5))
+    pieces, batches = len(profile.legal_cuts()) + 1, rng.randint(1, 5)
+    depth = rng.randint(1, pieces)
+    free, _ = made(profile, name, (depth, pieces), batches, 2**40, Link(0.0, 1e9))
+    lines = [
+        simulated(free, positions, tuple(itertools.compress(range(len(chosen)), chosen)))
+        for positions in splits(pieces, depth)
+        for chosen in itertools.product((False, True) if again else (False,), repeat=len(profile.layers))
+    ]
+    enough = min(max(line.peak_bytes) for line in lines)
+
+    def might(limit: int) -> bool:
+        setting = Setting(profile, cluster(pieces), "adamw", (limit,) * pieces, {})
+        where = places(outline(name, pieces, batches), setting.seats(pieces), shared=again)
+        return [*rooms(free.ranges, where, may_recompute=again)][depth - 1]
+
+    assert might(enough + more)
+    assert not might(profile.layers[0].parameter_bytes)
 
 
 @pytest.mark.parametrize("name", ["1F1B", "GPipe"])

@@ -13,7 +13,7 @@ from autopipe.graph import Costs, Floats, Graph
 
 
 class Totals(NamedTuple):
-    """The seconds of a step, and those in which each rank works: to the last digit what its Timeline says."""
+    """The seconds of a step, and those in which each rank works, as its Timeline says."""
 
     step_s: float
     works_s: tuple[float, ...]
