@@ -9,10 +9,11 @@ exact, so equal splits tie exactly and the tie rule decides, whatever the unit t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,9 @@ from autopipe.core.schedule import StageTimes
 from autopipe.core.stage import recomputed, tied_optimizer_s, tied_state_bytes
 from autopipe.planning.ladder import Floats, Ladder, Layers
 from autopipe.solvers.chain_dp import smallest_maxima
+
+if TYPE_CHECKING:
+    from autopipe.planning.recompute import Fit, Place
 
 _TICKS = 2.0**38
 
@@ -65,8 +69,10 @@ class Ranges:
     activations: Floats
     gradients: Floats
     tied_ticks: Mapping[Tie, float]
-    fits: dict[Hashable, Any] = field(default_factory=dict, init=False)
-    """What ranges need at places, as the tables keep it."""
+    fits: defaultdict[bool, dict[Place, Fit]] = field(default_factory=lambda: defaultdict(dict), init=False)
+    """What ranges need at places where layers may recompute, and where not, as tables.band keeps it."""
+    least_extras: defaultdict[bool, dict[Place, Floats]] = field(default_factory=lambda: defaultdict(dict), init=False)
+    """Of that what they must recompute at the least, as tables.least_extras keeps it."""
     _steps: dict[int, Floats] = field(default_factory=dict, init=False)
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 from autopipe.planning.ladder import Counts, Flags, Floats
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
-from autopipe.planning.recompute import Band, Fit, Place, fit, least_extra
+from autopipe.planning.recompute import Band, Place, fit, least_extra
 from autopipe.planning.seats import Seats
 from autopipe.planning.setting import Setting
 from autopipe.planning.tied import in_ranges, optimizer_ticks
@@ -108,7 +108,7 @@ def places(outline: Outline, seats: Seats, *, shared: bool) -> list[Place]:
 
 def band(ranges: Ranges, where: Sequence[Place], reach: int, may_recompute: bool) -> Band:
     """What ranges of at most ``reach`` pieces need at places; kept, since pipelines have many places in common."""
-    kept: dict[Place, Fit] = ranges.fits.setdefault(may_recompute, {})
+    kept = ranges.fits[may_recompute]
     new = [place for place in dict.fromkeys(where) if place not in kept or kept[place].fits.shape[1] < reach]
     if new:
         starts, stops, _ = spots(ranges.pieces, reach)
@@ -122,7 +122,7 @@ def least_extras(ranges: Ranges, where: Sequence[Place], reach: int, may_recompu
 
     Kept as ``band`` keeps it: of longer ranges only those are looked at that are not known yet.
     """
-    kept: dict[Place, Floats] = ranges.fits.setdefault(("least", may_recompute), {})
+    kept = ranges.least_extras[may_recompute]
     each, narrow = dict.fromkeys(where), dict[int, list[Place]]()
     for place in each:
         if (width := kept[place].shape[1] if place in kept else 0) < reach:
