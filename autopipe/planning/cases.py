@@ -260,7 +260,7 @@ class Case:
     def best(self) -> Found | None:
         """The best split that fits, None when none does: of all splits where they are few, else by moving cuts."""
         if comb(self.ranges.pieces - 1, self.parts - 1) <= _FEW:
-            return min(self.measured(every_split(self.ranges.pieces, self.parts)), key=_key, default=None)
+            return self._quickest(self._allowed(every_split(self.ranges.pieces, self.parts)))
         found = self.refined()
         if self._partial and (found is None or found.step_s > self.horizon_s):
             return replace(self, reach=0).refined()
@@ -279,26 +279,31 @@ class Case:
             if found.step_s <= self.lower_bound_s * (1 + (_ENOUGH if self.large else _SAME)):
                 return found
             moved = (move(found.positions) for move in (single_moves, joint_moves))
-            moves = (self._measured(self._promising(table, found.step_s)) for table in moved)
-            steps = (min(measured, key=_key, default=found) for measured in moves)
-            better = next((step for step in steps if step.step_s < found.step_s), None)
+            steps = (self._quickest(self._promising(table, found.step_s)) for table in moved)
+            better = next((step for step in steps if step is not None and step.step_s < found.step_s), None)
         return found
 
     def measured(self, positions: Iterable[tuple[int, ...]]) -> list[Found]:
         """The splits that are allowed and fit, simulated all at once."""
-        return self._measured(np.array([*positions], dtype=np.intp).reshape(-1, self.parts + 1))
+        return _listed(*self._simulated(self._allowed(positions)))
 
-    def _measured(self, table: Positions) -> list[Found]:
-        table = self.splits.allowed(table)
+    def _allowed(self, positions: Iterable[tuple[int, ...]]) -> Positions:
+        return self.splits.allowed(np.array([*positions], dtype=np.intp).reshape(-1, self.parts + 1))
+
+    def _quickest(self, table: Positions) -> Found | None:
+        """The best of allowed splits that fits, None where none does."""
+        table, steps, peaks = self._simulated(table)
+        least = steps == steps.min(initial=np.inf)
+        return min(_listed(table[least], steps[least], peaks[least]), key=_key, default=None)
+
+    def _simulated(self, table: Positions) -> tuple[Positions, Floats, Floats]:
+        """Those of allowed splits that fit, their steps and their highest peaks."""
         peaks = self.splits.peaks(table)
         fit = (peaks <= np.array(self.seats.limits)).all(axis=1)
         table, peaks = table[fit], peaks[fit].max(axis=1, initial=0)
         if not len(table):
-            return []
-        steps = self.graph.steps(self.splits.costs(table)) * self.ranges.tick_s
-        return [
-            Found(tuple(row), s, b) for row, s, b in zip(table.tolist(), steps.tolist(), peaks.tolist(), strict=True)
-        ]
+            return table, np.empty(0), peaks
+        return table, self.graph.steps(self.splits.costs(table)) * self.ranges.tick_s, peaks
 
     def _promising(self, table: Positions, step_s: float) -> Positions:
         """The splits that may be quicker: all where they are few, else those with the least Σ + (m − 1) · max."""
@@ -341,6 +346,11 @@ class Case:
     def baselines(self) -> list[tuple[int, ...]]:
         """The splits of simple rules, by positions; they need not fit."""
         return [self.ranges.places(cuts) for cuts in self.setting.rules(self.parts).values() if cuts is not None]
+
+
+def _listed(table: Positions, steps: Floats, peaks: Floats) -> list[Found]:
+    rows = zip(table.tolist(), steps.tolist(), peaks.tolist(), strict=True)
+    return [Found(tuple(row), step_s, bytes_) for row, step_s, bytes_ in rows]
 
 
 def reach_of(
