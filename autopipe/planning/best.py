@@ -18,7 +18,7 @@ _EFFORT = 500_000
 _FAR = 0.02
 """The cuts of a large case are not moved where a good split of it is slower than the best plan by more than this."""
 
-_GLANCES = 3
+_GLANCES = 4
 """So many cases are looked at where a good plan is enough."""
 
 
