@@ -86,23 +86,32 @@ def _settled(case: Case, kind: Kind) -> Choice | None:
         if found is None or (best and found.found.step_s >= best.found.step_s * (1 - _LESS)):
             break
         best, positions = found, found.found.positions
-    return _roomier(best, kind) if best and kind.also and not case.large else best
+    return _roomier(case, best, kind) if kind.also and not case.large else best
 
 
-def _roomier(best: Choice, kind: Kind) -> Choice:
+def _roomier(case: Case, best: Choice | None, kind: Kind) -> Choice | None:
     """The best with an order made for another split, as far as the effort goes."""
-    case, left = best.case, min(_ROOM // best.case.actions, 2 * _NEAR)
-    pool = roomy(case, [best.found.positions, *case.rough.solved(None)])
-    tried = {best.found.positions}
-    while left > 0:
+    left = min(_ROOM // case.actions, 2 * _NEAR)
+    solved, known = case.rough.solved(None), [best.found.positions] if best else []
+    pool = roomy(case, [*known, *solved])
+    tried = {*known}
+    if case.best is None:
+        begun = _apart(solved, pool, left)
+        tried.update(begun)
+        best = _best([best, *(_ordered_for(case, kind, split) for split in begun)])
+    while best and left > 0:
         near = [split for split in _promising(best, pool) if split not in tried][: min(_NEAR, left)]
-        made = [one for split in near if (one := _ordered_for(case, kind, split))]
-        tried.update(near)
-        better = _best([best, *made])
+        better = _best([best, *(_ordered_for(case, kind, split) for split in near)])
         if better is None or better is best:
             break
+        tried.update(near)
         best, left = better, left - len(near)
     return best
+
+
+def _apart(solved: Sequence[tuple[int, ...]], pool: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
+    """Splits to begin with where none fits with the order for equal stages: the solvers', and some that leave room."""
+    return [*dict.fromkeys([*solved, *pool[:: max(1, len(pool) // max(1, count))]])][:count]
 
 
 def _promising(best: Choice, pool: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -9,6 +9,7 @@ one-machine bound of a job shop; Carlier, 1982). Here without memory, for many s
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from autopipe.core.schedule import stages_on
 from autopipe.planning.cases import Case
 from autopipe.planning.ladder import Floats
 from autopipe.planning.moves import Positions, joint_moves, single_moves
+from autopipe.planning.tied import in_splits, twice
 
 _KEPT = 4
 """So many splits are moved at once."""
@@ -67,7 +69,48 @@ def ends_of_any_order(case: Case, splits: Positions) -> Floats:
     tails = np.stack([behind_f, behind, np.zeros_like(behind)])
     work = case.outline.micro_batches * np.stack([forward, gradient, whole - gradient])
     ends = [_of_rank(*(of[:, own].reshape(-1, len(splits)) for of in (begins, tails, work))) for own in _own(case)]
+    held, away = _Held.of(case, splits), begin_i - begin_f - forward
+    kept = np.minimum(
+        (away + input_grad) * held.forward + weight_grad * held.input_grad, (away + backward) * held.forward
+    )
+    for own, room in zip(_own(case), held.room, strict=True):
+        early = _fitting(room, held.forward[own], forward[own], case.outline.micro_batches)
+        ends.append(begin_i[own].min(axis=0) + work[:, own].sum(axis=(0, 1)) - early)
+        ends.append(begin_f[own[0]] + case.outline.micro_batches * kept[own].sum(axis=0) / np.maximum(room, 1.0))
     return np.asarray(np.max(ends, axis=0))
+
+
+class _Held(NamedTuple):
+    """The least bytes that stages hold of a micro-batch after F, and after I; and what ranks have for them at the most.
+
+    Of shapes (stages, splits), and (ranks, splits).
+    """
+
+    forward: Floats
+    input_grad: Floats
+    room: Floats
+
+    @classmethod
+    def of(cls, case: Case, splits: Positions) -> _Held:
+        """Those of splits; a layer that may recompute counts as if it did."""
+        ranges, setting, again = case.ranges, case.setting, case.recompute == "auto"
+        begin, end = splits.T[case.splits.part_of], splits.T[case.splits.part_of + 1]
+        held = (ranges.least_held if again else ranges.held)[begin, end]
+        left = np.zeros_like(held) if again else ranges.held_after_input_grad[begin, end]
+        ties = in_splits(setting.profile, ranges, case.outline, begin, end)
+        shared = twice(ties, setting.profile, setting.update(case.replicas), begin.shape).lasting
+        lasting = (ranges.static - ranges.gradient)[begin, end] - shared
+        taken = np.array([lasting[own].sum(axis=0) for own in _own(case)])
+        return cls(held, left, np.array(case.seats.limits, np.float64)[:, None] - taken)
+
+
+def _fitting(room: Floats, held: Floats, forward: Floats, micro_batches: int) -> Floats:
+    """The most ticks of forwards that fit together, a rank's stages in rows: those with most for their bytes first."""
+    order = np.argsort(-forward / np.maximum(held, 1e-9), axis=0, kind="stable")
+    sizes, ticks = (micro_batches * np.take_along_axis(of, order, axis=0) for of in (held, forward))
+    before = np.cumsum(sizes, axis=0) - sizes
+    parts = np.clip((np.maximum(room, 0.0) - before) / np.maximum(sizes, 1e-9), 0.0, 1.0)
+    return np.asarray((parts * ticks).sum(axis=0))
 
 
 def _own(case: Case) -> list[list[int]]:
