@@ -90,19 +90,25 @@ def _settled(case: Case, kind: Kind) -> Choice | None:
 
 
 def _roomier(case: Case, best: Choice | None, kind: Kind) -> Choice | None:
-    """The best with an order made for another split, as far as the effort goes."""
-    left = min(_ROOM // case.actions, 2 * _NEAR)
+    """The best with an order made for another split, as far as the effort goes: near the best so far, and elsewhere."""
+    effort = min(_ROOM // case.actions, 2 * _NEAR)
     solved, known = case.rough.solved(None), [best.found.positions] if best else []
     pool = roomy(case, [*known, *solved])
-    tried = {*known}
-    if case.best is None:
-        begun = _apart(solved, pool, left)
-        tried.update(begun)
-        best = _best([best, *(_ordered_for(case, kind, split) for split in begun)])
-    while best and left > 0:
+    apart = [split for split in _apart(solved, pool, effort) if split not in known]
+    begun = _best(_ordered_for(case, kind, split) for split in apart)
+    tried = {*known, *apart}
+    return _best([_climbed(start, kind, pool, tried, effort) for start in (best, begun) if start])
+
+
+def _climbed(
+    best: Choice, kind: Kind, pool: Sequence[tuple[int, ...]], tried: set[tuple[int, ...]], left: int
+) -> Choice:
+    """The best that orders made for splits near it reach, a few at a time."""
+    while left > 0:
         near = [split for split in _promising(best, pool) if split not in tried][: min(_NEAR, left)]
-        better = _best([best, *(_ordered_for(case, kind, split) for split in near)])
-        if better is None or better is best:
+        made = [one for split in near if (one := _ordered_for(best.case, kind, split))]
+        better = min([best, *made], key=lambda choice: choice.found.step_s)
+        if better is best:
             break
         tried.update(near)
         best, left = better, left - len(near)
