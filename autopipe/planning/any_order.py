@@ -21,11 +21,18 @@ _ENDLESS = 2**62
 
 
 def any_order_bound_s(
-    setting: Setting, ranges: Ranges, placement: tuple[int, ...], micro_batches: int, replicas: int = 1
+    setting: Setting,
+    ranges: Ranges,
+    placement: tuple[int, ...],
+    micro_batches: int,
+    replicas: int = 1,
+    *,
+    may_recompute: bool = False,
 ) -> float:
     """Seconds that no split into stages with that placement, and no order, can beat; backwards whole or split."""
     depth = max(placement) + 1
-    shared_s = shared_bound_s(ranges, setting.seats(depth, replicas), placement, micro_batches)
+    seats = setting.seats(depth, replicas)
+    shared_s = shared_bound_s(ranges, seats, placement, micro_batches, may_recompute=may_recompute)
     if placement != tuple(range(depth)):
         return shared_s
     return max(shared_s, _one_stage_a_rank_s(setting, ranges, depth, micro_batches, replicas))

@@ -206,7 +206,7 @@ class Case:
             return 0.0
         splits = any(row.splits for row in self.outline.rows)
         given = self.ranges, self.seats, self.outline.placement, self.outline.micro_batches
-        return shared_bound_s(*given, splits=splits)
+        return shared_bound_s(*given, splits=splits, may_recompute=self.recompute == "auto")
 
     @property
     def _has_room(self) -> bool:

@@ -9,6 +9,10 @@ longer it takes, and the less is left for the other ranks, of which one has at l
 whole pieces as a pigeonhole must. The bound is the least, over where the last stage begins and how many pieces the
 last rank has besides, of the largest of all these.
 
+Memory: what a rank runs before its first gradient is held all at once. So it begins its work, as it were, no earlier
+than when that gradient can come, less the forwards that fit together: of each piece as many as there are micro-batches,
+those with the most work for their bytes first.
+
 Of one stage a rank ``Case`` knows more: see bounds.least_ends_of_any_order.
 """
 
@@ -27,9 +31,18 @@ from autopipe.planning.seats import Seats
 _SMALL = 0.5
 """Pieces with less of the median piece's work are not counted by pigeonholes: an embedding is no block."""
 
+_TINY = 1e-9
+"""Ticks of a piece that takes none, to divide by."""
+
 
 def shared_bound_s(
-    ranges: Ranges, seats: Seats, placement: Sequence[int], micro_batches: int, *, splits: bool = True
+    ranges: Ranges,
+    seats: Seats,
+    placement: Sequence[int],
+    micro_batches: int,
+    *,
+    splits: bool = True,
+    may_recompute: bool = False,
 ) -> float:
     """Seconds that no split into stages with that placement, and no order of their actions, can beat.
 
@@ -37,7 +50,7 @@ def shared_bound_s(
     """
     if seats.depth == 1:
         return 0.0
-    return _Shares(ranges, seats, tuple(placement), micro_batches, splits).least() * ranges.tick_s
+    return _Shares(ranges, seats, tuple(placement), micro_batches, splits, may_recompute).least() * ranges.tick_s
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +62,7 @@ class _Shares:
     placement: tuple[int, ...]
     micro_batches: int
     splits: bool
+    may_recompute: bool
 
     def least(self) -> float:
         """The bound."""
@@ -118,6 +132,29 @@ class _Shares:
         there = self._sums[0][-1] / self.seats.fastest + self._hops[0][-1]
         return np.asarray(there + back / self.seats.fastest + hops)
 
+    def _begin(self, rank: int) -> Floats:
+        """When a rank begins its work at the earliest, as if it did not wait from then on; see the module."""
+        first = self._arrival if rank == self._rank else self._return(rank)
+        return np.maximum(self._head(rank), first - self._fitting(rank) / self.seats.speeds[rank])
+
+    def _fitting(self, rank: int) -> float:
+        """The most ticks of forwards, but for those of the last stage, that a rank can hold together."""
+        ranges, m = self.ranges, self.micro_batches
+        held = np.diagonal(ranges.least_held if self.may_recompute else ranges.held, 1)[:-1]
+        forward, room = self._pieces[0][:-1], float(self.seats.limits[rank] - self._least_lasting)
+        order = np.argsort(held / np.maximum(forward, _TINY), kind="stable")
+        sizes, ticks = (np.concatenate([[0.0], m * np.cumsum(of[order])]) for of in (held, forward))
+        whole = int(np.searchsorted(sizes, max(room, 0.0), "right")) - 1
+        if whole == len(order):
+            return float(ticks[-1])
+        part = (max(room, 0.0) - sizes[whole]) / (sizes[whole + 1] - sizes[whole])
+        return float(ticks[whole] + part * (ticks[whole + 1] - ticks[whole]))
+
+    @property
+    def _least_lasting(self) -> float:
+        """The fewest bytes that a rank holds throughout: those of a piece, without its gradients."""
+        return float(np.diagonal(self.ranges.static - self.ranges.gradient, 1).min())
+
     @cached_property
     def _way_back(self) -> Floats:
         """All of the last stage, until its last gradient leaves it, and the way of that to the first stage's end."""
@@ -176,7 +213,8 @@ class _Shares:
         first = np.maximum(left - (np.maximum(most, 1) - 1) * ranks - 1, 0)
         ticks = sums[np.minimum(first + most, len(self._blocks))] - sums[first]
         fastest = max(self.seats.speeds[rank] for rank in self._others)
-        return np.asarray(min(map(self._head, self._others)) + self.micro_batches * ticks / fastest)
+        begin = np.min([self._begin(rank) for rank in self._others], axis=0)
+        return np.asarray(begin + self.micro_batches * ticks / fastest)
 
     def _balanced(self) -> Floats:
         """The least, over the work of the last rank's other stages, of its own end and the other ranks' share.
@@ -190,11 +228,11 @@ class _Shares:
         own = m * (self._last(forward) + self._last(backward)) / speed
         after = self.ranges.optimizer[self.begins, self.ranges.pieces] / speed
         rising = [
-            (self._head(self._rank) + own + after, m / speed),
+            (self._begin(self._rank) + own + after, m / speed),
             (self._arrival + own + after, m / speed * parts.min(initial=1.0)),
         ]
         falling = [
-            self._shared([self._head(rank) for rank in self._others], forward + backward, 1.0),
+            self._shared([self._begin(rank) for rank in self._others], forward + backward, 1.0),
             self._shared([self._return(rank) for rank in self._others], backward, float(parts.max(initial=0.0))),
         ]
         low, high = self._range
@@ -205,7 +243,7 @@ class _Shares:
                 found = np.maximum(found, np.maximum(start + up * where, top - down * where))
         return found
 
-    def _shared(self, begins: Sequence[float | Floats], sums: Floats, part: float) -> tuple[Floats, float]:
+    def _shared(self, begins: Sequence[Floats], sums: Floats, part: float) -> tuple[Floats, float]:
         """What the other ranks take at the least where the last rank has no other stage, and what its work takes off.
 
         Each rank begins then, and has its share of what is left of ``sums``.

@@ -218,8 +218,11 @@ class Space:
             case.let_go()
 
     def behind(self, key: Key, best: Choice) -> bool:
-        """Whether a case is so far behind that orders made for its stages will not make it the best."""
-        if not key.kind.looks_at_times or key.name in self._choices:
+        """Whether a case is so far behind that orders made for its stages will not make it the best.
+
+        Never one that takes any order: in little memory that for equal stages says nothing of the others.
+        """
+        if not key.kind.looks_at_times or key.kind.also or key.name in self._choices:
             return False
         look = looked_at(self.placed(key))
         return look is not None and look.found.step_s > best.found.step_s * (1 + _REMADE)
@@ -318,7 +321,14 @@ class Space:
         name = key.replicas, key.micro_batch, placement
         if name not in self._free:
             ranges = self.ranges(key.micro_batch, key.replicas)
-            self._free[name] = any_order_bound_s(self.setting, ranges, placement, self.batches(key), key.replicas)
+            self._free[name] = any_order_bound_s(
+                self.setting,
+                ranges,
+                placement,
+                self.batches(key),
+                key.replicas,
+                may_recompute=self.recompute == "auto",
+            )
         return self._free[name]
 
     def tight(self) -> bool:
