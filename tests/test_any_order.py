@@ -6,21 +6,26 @@ import itertools
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import autopipe.schedules  # noqa: F401  registers them
 from autopipe.core.cluster import Link
-from autopipe.core.schedule import Shape, StageMemory, StageTimes, kind, place
+from autopipe.core.errors import UsageError
+from autopipe.core.schedule import Schedule, Shape, StageMemory, StageTimes, kind, place
 from autopipe.core.stage import stage_cost
 from autopipe.planning.any_order import any_order_bound_s
+from autopipe.planning.cases import Case
+from autopipe.planning.outcome import outcome
 from autopipe.planning.ranges import Ranges
+from autopipe.planning.roomy import ends_of_any_order
 from autopipe.planning.setting import Setting
 from autopipe.planning.shares import shared_bound_s
 from autopipe.simulate import simulate
 from autopipe.solvers.brute import splits
-from autopipe.synthesis import synthesize
+from autopipe.synthesis import one_by_one, synthesize
 from tests.synthetic import chain, cluster, random_schedule
 from tests.test_planning import random_profile
 
@@ -51,6 +56,72 @@ def test_no_order_of_any_split_beats_the_bound(seed: int) -> None:
             costs.append(replace(cost, optimizer_s=cost.optimizer_s + sum(seats.tie_s(tie) for tie in apart)))
         line = simulate(table, costs, seats.hops(table.placement), overhead_s=profile.overhead_s)
         assert line.step_s >= bound_s * (1 - 1e-9)
+
+
+@given(seeds)
+@settings(max_examples=100, deadline=None)
+def test_no_order_beats_the_bounds_in_the_memory_that_it_takes(seed: int) -> None:
+    rng = random.Random(seed)
+    profile = random_profile(rng, rng.randint(2, 7))
+    pieces = len(profile.legal_cuts()) + 1
+    ranks = rng.randint(1, min(pieces, 3))
+    stages, batches = rng.randint(ranks, min(pieces, 3 * ranks)), rng.randint(1, 6)
+    table = random_schedule(rng, ranks=ranks, stages=stages, micro_batches=batches, in_order=rng.random() < 0.5)
+    setting = Setting(profile, cluster(ranks, link=Link(0.2, 50.0)), "adamw", (2**40,) * ranks, {})
+    ranges = Ranges.of(profile, 1, optimizer="adamw")
+    for positions in splits(pieces, stages):
+        made = outcome(Case.of(setting, ranges, table, 1, "none"), positions)
+        just = replace(setting, limits=made.peaks)
+        bound_s = any_order_bound_s(just, ranges, table.placement, batches)
+        of_split = ends_of_any_order(Case.of(just, ranges, table, 1, "none"), np.array([positions], np.intp))
+        assert made.step_s >= bound_s * (1 - 1e-9)
+        assert made.step_s >= of_split.max(initial=0.0) * ranges.tick_s * (1 - 1e-9)
+
+
+@given(seeds)
+@settings(max_examples=60, deadline=None)
+def test_no_order_made_for_little_memory_beats_the_bound(seed: int) -> None:
+    rng = random.Random(seed)
+    layers, ranks, batches, hop_s = rng.randint(3, 6), rng.randint(2, 3), rng.randint(1, 5), rng.choice([0.0, 0.3])
+    placement = rng.choice([place("loop", ranks, 1), place("v", ranks, 2), place("loop", ranks, 2)])
+    if len(placement) > layers:
+        return
+    seconds = [rng.choice([0.2, 1.0, rng.uniform(0.5, 4)]) for _ in range(layers)]
+    profile = chain(seconds, held_bytes=[rng.choice([0, 10, rng.randint(1, 30)]) for _ in range(layers)])
+    limit = rng.randint(10, 120)
+    setting = Setting(profile, cluster(ranks, link=Link(hop_s, 1e18)), "sgd", (limit,) * ranks, {})
+    ranges = Ranges.of(profile, 1, optimizer="sgd")
+    bound_s = any_order_bound_s(setting, ranges, placement, batches)
+    shape = Shape(ranks, batches, placement, tuple(0.0 if a == b else hop_s for a, b in itertools.pairwise(placement)))
+    table = Schedule("any", placement, one_by_one(shape))
+    for positions in splits(layers, len(placement)):
+        costs = [stage_cost(profile, a, b, 1, optimizer="sgd") for a, b in itertools.pairwise(positions)]
+        forward = tuple(float(cost.held_after_forward_bytes) for cost in costs)
+        input_grad = tuple(float(cost.held_after_input_grad_bytes) for cost in costs)
+        memory = StageMemory(forward, input_grad, (float(limit),) * ranks)
+        of_split = ends_of_any_order(Case.of(setting, ranges, table, 1, "none"), np.array([positions], np.intp))
+        try:
+            found = synthesize(shape, [StageTimes(*cost.times) for cost in costs], memory, tries=20)
+        except UsageError:
+            continue
+        assert found.makespan_s >= bound_s * (1 - 1e-9)
+        assert found.makespan_s >= of_split.max(initial=0.0) * ranges.tick_s * (1 - 1e-9)
+
+
+def test_little_memory_by_hand() -> None:
+    """Rank 0's first gradient comes after 3; in memory for one forward it waits for 2 of them, for two for 1.
+
+    As long as that rank 1 waits for its first forward, whatever the memory.
+    """
+    profile = chain([1.0] * 2, held_bytes=10)
+    ranges = Ranges.of(profile, 1, optimizer="sgd")
+
+    def bound_s(limit: int) -> float:
+        setting = Setting(profile, cluster(2, link=Link(0.0, 1e18)), "sgd", (limit,) * 2, {})
+        return shared_bound_s(ranges, setting.seats(2), (0, 1), 8)
+
+    assert bound_s(10) == pytest.approx(2 + 8 * 3)
+    assert bound_s(20) == bound_s(10**6) == pytest.approx(1 + 8 * 3)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

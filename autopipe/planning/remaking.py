@@ -123,7 +123,9 @@ def _apart(solved: Sequence[tuple[int, ...]], pool: Sequence[tuple[int, ...]], c
 def _promising(best: Choice, pool: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """The splits that some order may make better, by their steps with the order at hand."""
     around = [move(best.found.positions) for move in (single_moves, joint_moves)]
-    splits = best.case.splits.allowed(np.unique(np.concatenate([*around, np.array(pool)]), axis=0))
+    splits = best.case.splits.allowed(
+        np.unique(np.concatenate([*around, np.array([best.found.positions, *pool])]), axis=0)
+    )
     ends_s = ends_of_any_order(best.case, splits) * best.case.ranges.tick_s
     splits = splits[ends_s < best.found.step_s * (1 - _LESS)]
     found = best.case.measured(map(tuple, splits.tolist()))
