@@ -172,19 +172,35 @@ COLUMNS: Mapping[str, Mapping[str, object]] = {
 
 
 def print_heads(found: Sequence[Result]) -> None:
-    """A line for each number of micro-batches, and whether the goals are met."""
-    print(f"{'m':3} {'cases':>5} " + " ".join(f"{name:>20}" for name in COLUMNS))
-    for factor in GOALS:
-        if some := [r for r in found if r.job.micro_batches == factor * r.job.ranks]:
-            cells = " ".join(f"{percent(saved(some, name)):>20}" for name in COLUMNS)
-            print(f"{_times(factor):3} {len(some):5} {cells}")
+    """A line for each number of ranks and of micro-batches, and of all ranks together; whether the goals are met."""
+    print(f"{'p':3} {'m':3} {'cases':>5} " + " ".join(f"{name:>20}" for name in COLUMNS))
+    for ranks, group in by_ranks(found):
+        for factor in GOALS:
+            if some := _of(group, factor):
+                cells = " ".join(f"{percent(saved(some, name)):>20}" for name in COLUMNS)
+                print(f"{ranks:3} {_times(factor):3} {len(some):5} {cells}")
     for factor, goals in GOALS.items():
-        some = [r for r in found if r.job.micro_batches == factor * r.job.ranks]
+        some = _of(found, factor)
         for name, goal in goals.items() if some else ():
             reached = statistics.median(saved(some, name))
             print(f"    {_times(factor):2} {_verdict(f'saved against {name}', reached, goal)}")
-    print_gaps(found)
+    for ranks, group in by_ranks(found):
+        print_gaps(ranks, group)
     print(f"CPU seconds a plan: median {statistics.median(r.seconds for r in found):.1f}, most {_slowest(found)}")
+
+
+def by_ranks(found: Sequence[Result]) -> Iterator[tuple[str, Sequence[Result]]]:
+    """The results of each number of ranks, and where there are several numbers all of them."""
+    numbers = sorted({r.job.ranks for r in found})
+    for ranks in numbers:
+        yield str(ranks), [r for r in found if r.job.ranks == ranks]
+    if len(numbers) > 1:
+        yield "all", found
+
+
+def _of(found: Sequence[Result], factor: int) -> list[Result]:
+    """Those with so many micro-batches a rank."""
+    return [r for r in found if r.job.micro_batches == factor * r.job.ranks]
 
 
 def saved(found: Sequence[Result], name: str) -> list[float]:
@@ -192,16 +208,14 @@ def saved(found: Sequence[Result], name: str) -> list[float]:
     return [part for r in found if (part := r.saved(COLUMNS[name])) is not None]
 
 
-def print_gaps(found: Sequence[Result]) -> None:
+def print_gaps(ranks: str, found: Sequence[Result]) -> None:
     """The gap to the bound, by the number of micro-batches, of all cases and of those with a heavy head."""
     for factor in GOALS:
-        some = [r for r in found if r.job.micro_batches == factor * r.job.ranks]
-        heavy = [r.gap for r in some if r.heavy_head]
-        if some:
-            rest = [r.gap for r in some if not r.heavy_head]
+        if some := _of(found, factor):
+            heavy, rest = ([r.gap for r in some if r.heavy_head == is_heavy] for is_heavy in (True, False))
             print(
-                f"gap, m = {_times(factor)}: {percent([r.gap for r in some])}; of {len(heavy)} with a head above a "
-                f"rank's share {percent(heavy)}, of the others {percent(rest)}"
+                f"gap, p {ranks}, m = {_times(factor)}: {percent([r.gap for r in some])}; of {len(heavy)} with a head "
+                f"above a rank's share {percent(heavy)}, of the others {percent(rest)}"
             )
 
 
@@ -221,10 +235,11 @@ def _slowest(found: Sequence[Result]) -> str:
 
 def print_tight(found: Sequence[Result]) -> None:
     """How many cases have a plan, and how many any known schedule that fits."""
-    planned, known = [r for r in found if r.plan != "none"], [r for r in found if r.others]
-    print(f"cap 1.0A: a plan in {len(planned)} of {len(found)} cases; a known schedule fits in {len(known)} of them")
-    gaps, better = [r.gap for r in planned], saved(known, "any, made")
-    print(f"    gap {percent(gaps)}, saved against the best that fits {percent(better)}")
+    for ranks, group in by_ranks(found):
+        planned, known = [r for r in group if r.plan != "none"], [r for r in group if r.others]
+        print(f"cap 1.0A, p {ranks}: a plan in {len(planned)} of {len(group)} cases; a known one fits in {len(known)}")
+        gaps, better = [r.gap for r in planned], saved(known, "any, made")
+        print(f"    gap {percent(gaps)}, saved against the best that fits {percent(better)}")
 
 
 def print_models(found: Sequence[Result]) -> None:
@@ -242,10 +257,6 @@ def print_models(found: Sequence[Result]) -> None:
 
 def _short(rule: str) -> str:
     return rule.removesuffix("'s split").replace("parameters", "params")
-
-
-def _cell(result: Result, rule: str) -> str:
-    return f"{_ratio(result, rule, '1F1B')} / {_ratio(result, rule, 'Interleaved1F1B')}"
 
 
 def _ratio(result: Result, rule: str, schedule: str) -> str:
@@ -280,10 +291,6 @@ def results(jobs: Iterator[Job], *, verbose: bool) -> list[Result]:
                 flush=True,
             )
     return found
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
 
 
 def main() -> None:
