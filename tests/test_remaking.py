@@ -75,6 +75,15 @@ def test_the_limit_is_kept_where_the_order_for_equal_stages_exceeds_it() -> None
     assert made(case("1F1B", 1, ranks=3, held=100, limit=500)) is None
 
 
+@pytest.mark.parametrize("limit", [600, 700, 900])
+def test_in_little_memory_no_known_schedule_is_faster_than_an_order_made_for_it(limit: int) -> None:
+    found = made(case("Synthesized", 2, held=100, limit=limit))
+    assert found is not None
+    assert found.found.bytes <= limit
+    known = [made(case(name, 2, held=100, limit=limit)) for name in ("V-Half", "V-Min", "ZB-V")]
+    assert all(found.found.step_s <= other.found.step_s * (1 + 1e-9) for other in known if other)
+
+
 def test_memory_is_what_the_limit_leaves() -> None:
     """A micro-batch holds 40 bytes and what crosses, 4 a boundary; what is on its way comes off the limit."""
     given = case("1F1B", 1, limit=1000, held=10)
@@ -111,6 +120,13 @@ def test_what_is_far_behind_gets_no_order_of_its_own() -> None:
     assert best is not None
     assert not space.behind(key, best)
     assert space.behind(key, best._replace(found=best.found._replace(step_s=best.found.step_s / 2)))
+
+
+def test_what_takes_any_order_is_never_too_far_behind() -> None:
+    key, space = Key(2, 1, 1, kind("Synthesized"), 2, "auto"), space_of("Synthesized", 10**9)
+    best = space_of("Synthesized", 10**9).choice(key)
+    assert best is not None
+    assert not space.behind(key, best._replace(found=best.found._replace(step_s=best.found.step_s / 2)))
 
 
 def space_of(name: str, limit: int) -> Space:

@@ -2,7 +2,8 @@
 
 A schedule that looks at times is first made for equal stages, since nobody knows better yet. Once a split is found its
 stages are uneven, and their seconds, links and memory give another order. A schedule that takes any order is also made
-for other splits that leave orders more room (roomy.py), those first that are good with the order at hand.
+for other splits: the solvers' and some that leave orders more room (roomy.py), and for those near the best ones, those
+first that are good with the order at hand.
 """
 
 from __future__ import annotations
