@@ -37,7 +37,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stage runs: the bytes it may use, and the moments at which it can hold most (simulate.peak_loads).
+    """Where a stage runs: the bytes it may use, and the moments at which it can hold most (loads.peak_loads).
 
     ``kept`` is of how many micro-batches it keeps messages, ``copies`` how many versions of its weights it has.
     """
