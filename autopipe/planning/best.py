@@ -45,8 +45,9 @@ def search(space: Space, *, below_s: float = float("inf")) -> Answer:
             break
         if known < 3:
             sharper = space.bound_s(key) if known == 2 else space.family_bound_s(key, sharp=known == 1)
-            heapq.heapreplace(queue, (max(bound, sharper), known + 1, number, key))
-            if best is not None and not _may_win(sharper, key, best):
+            bound = max(bound, sharper)
+            heapq.heapreplace(queue, (bound, known + 1, number, key))
+            if best is not None and not _may_win(bound, key, best):
                 space.let_go(key)
             continue
         least = min(least, bound)

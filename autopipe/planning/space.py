@@ -332,8 +332,9 @@ class Space:
         return self._free[name]
 
     def tight(self) -> bool:
-        """Whether memory kept any of the cases that were looked at from a split."""
-        return any(self._cases[name].tight for name in (*self._choices, *self._bounds) if name in self._cases)
+        """Whether memory kept any of the cases that were looked at from a split, or all of many cases from any."""
+        cases = (self._cases[name] for name in (*self._choices, *self._bounds) if name in self._cases)
+        return any(case.tight for case in cases) or any(not all(fits) for _, fits in self._rooms.values())
 
     def only(
         self,
