@@ -320,15 +320,9 @@ class Space:
         """The bound of all orders with a placement, for all schedules that have it."""
         name = key.replicas, key.micro_batch, placement
         if name not in self._free:
-            ranges = self.ranges(key.micro_batch, key.replicas)
-            self._free[name] = any_order_bound_s(
-                self.setting,
-                ranges,
-                placement,
-                self.batches(key),
-                key.replicas,
-                may_recompute=self.recompute == "auto",
-            )
+            ranges, again = self.ranges(key.micro_batch, key.replicas), self.recompute == "auto"
+            given = self.setting, ranges, placement, self.batches(key), key.replicas
+            self._free[name] = any_order_bound_s(*given, may_recompute=again)
         return self._free[name]
 
     def tight(self) -> bool:
