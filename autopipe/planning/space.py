@@ -220,9 +220,9 @@ class Space:
     def behind(self, key: Key, best: Choice) -> bool:
         """Whether a case is so far behind that orders made for its stages will not make it the best.
 
-        Never one that takes any order: in little memory that for equal stages says nothing of the others.
+        Never one that takes any order in little memory: there that for equal stages says nothing of the others.
         """
-        if not key.kind.looks_at_times or key.kind.also or key.name in self._choices:
+        if not key.kind.looks_at_times or key.name in self._choices or (key.kind.also and self.case(key).tight):
             return False
         look = looked_at(self.placed(key))
         return look is not None and look.found.step_s > best.found.step_s * (1 + _REMADE)
