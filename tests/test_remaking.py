@@ -122,11 +122,12 @@ def test_what_is_far_behind_gets_no_order_of_its_own() -> None:
     assert space.behind(key, best._replace(found=best.found._replace(step_s=best.found.step_s / 2)))
 
 
-def test_what_takes_any_order_is_never_too_far_behind() -> None:
-    key, space = Key(2, 1, 1, kind("Synthesized"), 2, "auto"), space_of("Synthesized", 10**9)
-    best = space_of("Synthesized", 10**9).choice(key)
+@pytest.mark.parametrize(("limit", "far"), [(10**9, True), (120, False)])
+def test_what_takes_any_order_is_too_far_behind_only_where_memory_is_plenty(limit: int, far: bool) -> None:
+    key, space = Key(2, 1, 1, kind("Synthesized"), 2, "auto"), space_of("Synthesized", limit)
+    best = space_of("Synthesized", limit).choice(key)
     assert best is not None
-    assert not space.behind(key, best._replace(found=best.found._replace(step_s=best.found.step_s / 2)))
+    assert space.behind(key, best._replace(found=best.found._replace(step_s=best.found.step_s / 2))) == far
 
 
 def space_of(name: str, limit: int) -> Space:
