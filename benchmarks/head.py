@@ -6,8 +6,8 @@ An untied GPT-2 of six blocks of 256 with 50,257 words, batch 8 of 128 tokens, i
 planned as a pipeline of two in the best order of all, as one whose micro-batches go both ways, and freely; equal layers
 run 1F1B or GPipe and the micro-batch that suits them best. One step of each, and one of one process with the other
 idle, in every round. ``bound`` is what no plan of that row's space gets below, by the profile, over the predicted step
-of equal layers. Needs two
-free cores and three minutes. Exit code 1 where neither pipeline's step is at most 0.75 of that of equal layers.
+of equal layers. Needs two free cores and three minutes. Exit code 1 where neither pipeline's step is at most 0.75 of
+that of equal layers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import nn
 import autopipe
 from autopipe.baselines import BASELINES
 from autopipe.core.plan import Plan
-from autopipe.core.schedule import TWO_WAY, kinds
+from autopipe.core.schedule import kinds
 from autopipe.core.spread import error_of_median
 from autopipe.core.timeline import Span, Timeline
 from autopipe.core.units import format_duration, format_percent
@@ -86,7 +86,7 @@ def plans_of(profile: autopipe.Profile, cluster: autopipe.Cluster) -> dict[str, 
         return autopipe.plan(profile, cluster, global_batch=BATCH, depths=[depth], replicas=[1], **asked)
 
     return {
-        "pipeline": planned(RANKS, schedules=[kind.name for kind in kinds("torch") if kind.placement != TWO_WAY]),
+        "pipeline": planned(RANKS, schedules=[kind.name for kind in kinds("torch")]),
         "two ways": planned(RANKS, schedules=["Chimera"]),
         EQUAL: planned(RANKS, pins=pins),
         ALONE: planned(1),

@@ -19,9 +19,10 @@ from autopipe.core.schedule import Shape, kind
 from autopipe.planning.bounds import rooms
 from autopipe.planning.cases import Case
 from autopipe.planning.family import Family, family, sharp_family
+from autopipe.planning.needs import Fit, Moment, Place
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
-from autopipe.planning.recompute import Fit, Moment, Place, fit
+from autopipe.planning.recompute import fit
 from autopipe.planning.setting import Setting
 from autopipe.planning.tables import from_begin, least_extras, places
 from autopipe.solvers.brute import splits

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from autopipe.planning.ladder import Floats
+from autopipe.planning.needs import Place
 from autopipe.planning.outline import Outline, Row
 from autopipe.planning.ranges import Ranges
-from autopipe.planning.recompute import Place
 from autopipe.planning.seats import Seats
 from autopipe.planning.tables import Tables
 from autopipe.solvers.chain_dp import prefix_sums, suffix_sums, suffix_ways

@@ -18,9 +18,9 @@ from autopipe.core.cluster import Link
 from autopipe.core.in_flight import in_turn
 from autopipe.planning.bounds import ends_behind
 from autopipe.planning.ladder import Floats
+from autopipe.planning.needs import Place
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
-from autopipe.planning.recompute import Place
 from autopipe.planning.seats import Seats
 from autopipe.planning.setting import Setting
 from autopipe.planning.tables import from_begin, least_extras, places, spots, tables

@@ -17,7 +17,7 @@ from autopipe.core.stage import StageCost
 from autopipe.core.versions import copies
 from autopipe.graph import OPS
 from autopipe.loads import Load, peak_loads
-from autopipe.planning.recompute import Moment
+from autopipe.planning.needs import Moment
 
 
 class Row(NamedTuple):

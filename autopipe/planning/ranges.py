@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,8 @@ from autopipe.core.profile import LayerCost, Profile, Tie
 from autopipe.core.schedule import StageTimes
 from autopipe.core.stage import recomputed, tied_optimizer_s, tied_state_bytes
 from autopipe.planning.ladder import Floats, Ladder, Layers
+from autopipe.planning.needs import Fit, Place
 from autopipe.solvers.chain_dp import smallest_maxima
-
-if TYPE_CHECKING:
-    from autopipe.planning.recompute import Fit, Place
 
 _TICKS = 2.0**38
 

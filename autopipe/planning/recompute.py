@@ -7,15 +7,15 @@ order, cheapest seconds for each byte freed first, as many of a range's layers a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopipe.core.in_flight import Kept
 from autopipe.planning.ladder import Counts, Flags, Floats
+from autopipe.planning.needs import Fit, Place
 from autopipe.planning.ranges import Ranges
 
 _WHOLE = 0.5
@@ -23,49 +23,6 @@ _WHOLE = 0.5
 
 _AT_ONCE = 50_000
 """Items on rungs that are looked at together."""
-
-
-class Moment(NamedTuple):
-    """What a stage holds while an action runs: micro-batches between F and B or I, and between I and W; whether it has
-    gradients, and whether the action is the B that makes them."""
-
-    forwards: int
-    input_grads: int
-    gradients: bool
-    first: bool
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a stage runs: the bytes it may use, and the moments at which it can hold most (loads.peak_loads).
-
-    ``kept`` is of how many micro-batches it keeps messages, ``copies`` how many versions of its weights it has.
-    """
-
-    limit_bytes: int
-    moments: tuple[Moment, ...]
-    kept: Kept
-    copies: int = 1
-
-
-@dataclass(frozen=True, eq=False)
-class Fit:
-    """What recomputation ranges need at places, arrays of shape (places, …).
-
-    ``taken`` is how many of the ladder's order recompute: the fewest with which it fits, or those that make its peak
-    smallest. ``extra`` are their forward ticks at speed 1, ``least_extra`` the fewest that any choice of layers could
-    need, infinite where none can fit.
-    """
-
-    fits: Flags
-    taken: Counts
-    extra: Floats
-    least_extra: Floats
-    peak_bytes: Floats
-
-    def at(self, place: int) -> Fit:
-        """What it is at one of the places, without that axis."""
-        return Fit(*(getattr(self, each.name)[place] for each in fields(self)))
 
 
 @dataclass(frozen=True)

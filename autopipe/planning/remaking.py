@@ -117,7 +117,7 @@ def _climbed(
 
 
 def _apart(solved: Sequence[tuple[int, ...]], pool: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
-    """Splits to begin with where none fits with the order for equal stages: the solvers', and some that leave room."""
+    """Splits to begin with, whatever the order for equal stages makes of them: the solvers' and some with room."""
     return [*dict.fromkeys([*solved, *pool[:: max(1, len(pool) // max(1, count))]])][:count]
 
 

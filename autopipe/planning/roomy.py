@@ -17,6 +17,7 @@ from autopipe.core.schedule import stages_on
 from autopipe.planning.cases import Case
 from autopipe.planning.ladder import Floats
 from autopipe.planning.moves import Positions, joint_moves, single_moves
+from autopipe.planning.needs import fitting_forwards
 from autopipe.planning.tied import in_splits, twice
 
 _KEPT = 4
@@ -74,7 +75,7 @@ def ends_of_any_order(case: Case, splits: Positions) -> Floats:
         (away + input_grad) * held.forward + weight_grad * held.input_grad, (away + backward) * held.forward
     )
     for own, room in zip(_own(case), held.room, strict=True):
-        early = _fitting(room, held.forward[own], forward[own], case.outline.micro_batches)
+        early = fitting_forwards(room, held.forward[own], forward[own], case.outline.micro_batches)
         ends.append(begin_i[own].min(axis=0) + work[:, own].sum(axis=(0, 1)) - early)
         ends.append(begin_f[own[0]] + case.outline.micro_batches * kept[own].sum(axis=0) / np.maximum(room, 1.0))
     return np.asarray(np.max(ends, axis=0))
@@ -102,15 +103,6 @@ class _Held(NamedTuple):
         lasting = (ranges.static - ranges.gradient)[begin, end] - shared
         taken = np.array([lasting[own].sum(axis=0) for own in _own(case)])
         return cls(held, left, np.array(case.seats.limits, np.float64)[:, None] - taken)
-
-
-def _fitting(room: Floats, held: Floats, forward: Floats, micro_batches: int) -> Floats:
-    """The most ticks of forwards that fit together, a rank's stages in rows: those with most for their bytes first."""
-    order = np.argsort(-forward / np.maximum(held, 1e-9), axis=0, kind="stable")
-    sizes, ticks = (micro_batches * np.take_along_axis(of, order, axis=0) for of in (held, forward))
-    before = np.cumsum(sizes, axis=0) - sizes
-    parts = np.clip((np.maximum(room, 0.0) - before) / np.maximum(sizes, 1e-9), 0.0, 1.0)
-    return np.asarray((parts * ticks).sum(axis=0))
 
 
 def _own(case: Case) -> list[list[int]]:

@@ -25,14 +25,12 @@ from functools import cached_property
 import numpy as np
 
 from autopipe.planning.ladder import Counts, Floats
+from autopipe.planning.needs import fitting_forwards
 from autopipe.planning.ranges import Ranges
 from autopipe.planning.seats import Seats
 
 _SMALL = 0.5
 """Pieces with less of the median piece's work are not counted by pigeonholes: an embedding is no block."""
-
-_TINY = 1e-9
-"""Ticks of a piece that takes none, to divide by."""
 
 
 def shared_bound_s(
@@ -139,16 +137,9 @@ class _Shares:
 
     def _fitting(self, rank: int) -> float:
         """The most ticks of forwards, but for those of the last stage, that a rank can hold together."""
-        ranges, m = self.ranges, self.micro_batches
-        held = np.diagonal(ranges.least_held if self.may_recompute else ranges.held, 1)[:-1]
-        forward, room = self._pieces[0][:-1], float(self.seats.limits[rank] - self._least_lasting)
-        order = np.argsort(held / np.maximum(forward, _TINY), kind="stable")
-        sizes, ticks = (np.concatenate([[0.0], m * np.cumsum(of[order])]) for of in (held, forward))
-        whole = int(np.searchsorted(sizes, max(room, 0.0), "right")) - 1
-        if whole == len(order):
-            return float(ticks[-1])
-        part = (max(room, 0.0) - sizes[whole]) / (sizes[whole + 1] - sizes[whole])
-        return float(ticks[whole] + part * (ticks[whole + 1] - ticks[whole]))
+        held = np.diagonal(self.ranges.least_held if self.may_recompute else self.ranges.held, 1)[:-1, None]
+        room = np.array([self.seats.limits[rank] - self._least_lasting])
+        return float(fitting_forwards(room, held, self._pieces[0][:-1, None], self.micro_batches)[0])
 
     @property
     def _least_lasting(self) -> float:

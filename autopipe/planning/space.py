@@ -377,8 +377,7 @@ class Space:
         if key.kind.looks_at_times:
             return self.choice(key) is not None
         found = self.case(key).fits()
-        if not found:
-            del self._cases[key.name]  # the tables of many large ones would fill the memory
+        self.let_go(key)
         return found
 
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from autopipe.planning.ladder import Counts, Flags, Floats
+from autopipe.planning.needs import Place
 from autopipe.planning.outline import Outline
 from autopipe.planning.ranges import Ranges
-from autopipe.planning.recompute import Band, Place, fit, least_extra
+from autopipe.planning.recompute import Band, fit, least_extra
 from autopipe.planning.seats import Seats
 from autopipe.planning.setting import Setting
 from autopipe.planning.tied import in_ranges, optimizer_ticks

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 _MALLOPT = {-4: 0, -1: -1, -2: 64 << 20}
-"""M_MMAP_MAX (nothing has a mapping of its own, which goes back when it is freed: logits are larger than the greatest
-M_MMAP_THRESHOLD), M_TRIM_THRESHOLD (never) and M_TOP_PAD of glibc's malloc.h."""
+"""M_MMAP_MAX (nothing has a mapping of its own, which goes back when it is freed: logits are larger than the 32 MiB to
+which M_MMAP_THRESHOLD can be set everywhere), M_TRIM_THRESHOLD (never) and M_TOP_PAD of glibc's malloc.h."""
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 """The number of Linux's system call, by machine: the C library has no function for it."""
 _SLICE_NS = 100_000
